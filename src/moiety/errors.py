@@ -31,12 +31,12 @@ def message(name: str, constraint: str, got: object, hint: str = "") -> str:
     return " ".join(f"`{name}` must be {constraint}, got {value}. {hint}".split())
 
 
-def refuse(name: str, constraint: str, got: object, hint: str = "") -> NoReturn:
+def refuse(name: str, constraint: str, value: object, hint: str = "") -> NoReturn:
     """Raise moiety's error. In an ``except`` block it takes the place of the error that was caught."""
-    raise MoietyError(message(name, constraint, got, hint)) from None
+    raise MoietyError(message(name, constraint, value, hint)) from None
 
 
-def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> None:
+def must(ok: bool, name: str, constraint: str, value: object, hint: str = "") -> None:
     """Raise moiety's error unless ``ok`` holds.
 
     >>> must(0.1 > 0, "lr", "> 0", 0.1)
@@ -45,7 +45,7 @@ def must(ok: bool, name: str, constraint: str, got: object, hint: str = "") -> N
     moiety.errors.MoietyError: `lr` must be > 0, got -1. Use a small positive number.
     """
     if not ok:
-        refuse(name, constraint, got, hint)
+        refuse(name, constraint, value, hint)
 
 
 @contextlib.contextmanager
@@ -150,9 +150,9 @@ def proper_fraction(name: str, value: object) -> None:
     number(name, value, "> 0 and < 1", lambda x: 0 < x < 1)
 
 
-def kind(name: str, value: object, wanted: type | tuple[type, ...], described: str, hint: str = "") -> None:
+def kind(name: str, value: object, types: type | tuple[type, ...], described: str, hint: str = "") -> None:
     """Raise unless ``value`` is of one of the ``wanted`` types."""
-    if not isinstance(value, wanted):  # the text of a large value takes a while to make
+    if not isinstance(value, types):  # the text of a large value takes a while to make
         refuse(name, described, f"{value!r:.60} ({type(value).__name__})", hint)
 
 

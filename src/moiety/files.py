@@ -210,9 +210,9 @@ def open_scratch(size: int) -> Any:
     return file
 
 
-def check_path(name: str, path: str | os.PathLike[str], wanted: str) -> None:
+def check_path(name: str, path: str | os.PathLike[str], constraint: str) -> None:
     """Refuse what is no path, and a path that no file can have."""
-    kind(name, path, (str, os.PathLike), wanted)
+    kind(name, path, (str, os.PathLike), constraint)
     text = os.fspath(path)
     try:
         fits = bool(text)
@@ -221,7 +221,7 @@ def check_path(name: str, path: str | os.PathLike[str], wanted: str) -> None:
         fits = fits and error.errno != errno.ENAMETOOLONG
     except ValueError:  # half a character, or the character 0
         fits = False
-    must(fits, name, wanted, f"{text!r:.60}")
+    must(fits, name, constraint, f"{text!r:.60}")
 
 
 def make_folder(folder: Path, *, private: bool = True) -> Path:

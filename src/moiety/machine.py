@@ -71,7 +71,7 @@ def _group_room(folder: Path) -> int | None:
     if not (folder / names[0]).is_file():
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     with contextlib.suppress(OSError, ValueError):  # without a limit the file says "max"
-        limit, used = (int((folder / name).read_text()) for name in names[:2])
+        limit, usage = (int((folder / name).read_text()) for name in names[:2])
         stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(stat.get(names[2], 0)))
+        return max(0, limit - usage + int(stat.get(names[2], 0)))
     return None

@@ -93,17 +93,17 @@ def read_sealed(
     return {key: value for key, value in content.items() if key not in ("format", "moiety", "check")}
 
 
-def check_format(number: object, path: Path, wanted: int = FORMAT) -> None:
+def check_format(number: object, path: Path, version: int = FORMAT) -> None:
     """Refuse a file of another format."""
     hint = "Use the version of moiety that wrote it."
-    shown = f"{number!s:.20}".removeprefix("moiety data ")  # as data folders had it up to format 2
-    must(number == wanted, "folder", f"of format {wanted}", f"format {shown} in {path}", hint)
+    text = f"{number!s:.20}".removeprefix("moiety data ")  # as data folders had it up to format 2
+    must(number == version, "folder", f"of format {version}", f"format {text} in {path}", hint)
 
 
-def check_seal(whole: bool, path: Path, got: object, run: str | None, hint: str = "", name: str = "") -> None:
+def check_seal(whole: bool, path: Path, owner: object, run: str | None, hint: str = "", name: str = "") -> None:
     """Refuse a file whose checksum is wrong, or that is of another run."""
     must(whole, name or path.name, "as it was written", f"another checksum in {path}", hint)
-    must(run in (None, got), name or path.name, f"a file of run {run}", f"one of run {got!s:.40} in {path}", hint)
+    must(run in (None, owner), name or path.name, f"a file of run {run}", f"one of run {owner!s:.40} in {path}", hint)
 
 
 def write_sealed_toml(path: Path, text: str, run: str) -> None:

@@ -65,8 +65,8 @@ def spec_from_fields(name: str, value: Any) -> Spec:
 
     A value that sets it in ``__post_init__`` has the right one after ``dataclasses.replace`` too.
     """
-    given = [each.name for each in fields(value) if each.init and getattr(value, each.name) != each.default]
-    return {"name": name, **{option: plain(getattr(value, option)) for option in given}}
+    options = [each.name for each in fields(value) if each.init and getattr(value, each.name) != each.default]
+    return {"name": name, **{option: plain(getattr(value, option)) for option in options}}
 
 
 def writable(value: object) -> bool:
@@ -131,10 +131,10 @@ def check_arguments(
     types = {k: Any if p.annotation is p.empty else p.annotation for k, p in parameters.items()}
     # A file has lists only, which stand for tuples, too.
     values = {k: tuple(v) if isinstance(v, list) and _takes_tuple(types.get(k)) else v for k, v in arguments.items()}
-    checked = check_table(kind, values, types, user=f" for {builder.__name__}")
+    result = check_table(kind, values, types, user=f" for {builder.__name__}")
     missing = [k for k, p in parameters.items() if p.default is p.empty and k not in arguments]
     must(not missing or not complete, kind, f"complete for {builder.__name__}", f"no {', '.join(missing)}")
-    return checked
+    return result
 
 
 @functools.lru_cache(maxsize=256)
@@ -168,16 +168,16 @@ def check_table(
         if key not in types:
             refuse(where, f"a table of known keys{user}", key, (hints or {}).get(key) or near(key, types, None))
     try:
-        checked = _make_model(where, tuple((key, types[key]) for key in table))(**table)
+        model = _make_model(where, tuple((key, types[key]) for key in table))(**table)
     except ValidationError as error:
         raise one_line_error(error.errors(), [where]) from None
-    return {key: getattr(checked, key) for key in table}
+    return {key: getattr(model, key) for key in table}
 
 
 @functools.lru_cache(maxsize=256)  # to make one takes longer than all else that is done with a table
-def _make_model(name: str, wanted: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
-    typed: dict[str, Any] = {key: (kind, ...) for key, kind in wanted}
-    return create_model(name, __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **typed)
+def _make_model(name: str, types: tuple[tuple[str, Any], ...]) -> type[BaseModel]:
+    entries: dict[str, Any] = {key: (kind, ...) for key, kind in types}
+    return create_model(name, __config__=ConfigDict(strict=True, arbitrary_types_allowed=True), **entries)
 
 
 def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = ()) -> MoietyError:
@@ -188,18 +188,18 @@ def one_line_error(errors: Sequence[Mapping[str, Any]], above: Sequence[str] = (
     first = errors[0]
     alike = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
     place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
-    wanted = list(dict.fromkeys(map(_describe_constraint, alike)))
+    constraints = list(dict.fromkeys(map(_describe_constraint, alike)))
     if len(alike) > 1:  # the rest of the place says which kind was tried
         place = place[:1]
-    got = first["input"]
-    if wanted == ["a list"] and isinstance(got, int | float | str):
-        wanted = [f"a list, as in [{got!r}]"]
-    return MoietyError(message(".".join([*above, *place]), " or ".join(wanted), repr(got)))
+    value = first["input"]
+    if constraints == ["a list"] and isinstance(value, int | float | str):
+        constraints = [f"a list, as in [{value!r}]"]
+    return MoietyError(message(".".join([*above, *place]), " or ".join(constraints), repr(value)))
 
 
 def _describe_constraint(error: Mapping[str, Any]) -> str:
     if error["type"] == "is_instance_of":
-        wanted = str(error["ctx"]["class"])
-        return _WANTED.get(wanted, f"a {wanted}")
+        name = str(error["ctx"]["class"])
+        return _WANTED.get(name, f"a {name}")
     text = str(error["msg"])
     return _WANTED.get(error["type"].partition("_")[0], text[:1].lower() + text[1:]).removeprefix("input should be ")

@@ -89,28 +89,28 @@ def refill(template: Tree, by_path: dict[str, Any]) -> Tree:
     >>> refill({"a": (0, 0), "b": {}}, {"a/0": 1, "a/1": 2, "b/c/d": 3})
     {'a': (1, 2), 'b': {'c': {'d': 3}}}
     """
-    nested: dict[str, Any] = {}
+    root: dict[str, Any] = {}
     for path, value in by_path.items():
-        node = nested
+        node = root
         *above, last = (part.replace("~1", "/").replace("~0", "~") for part in path.split("/"))
         for key in above:
             node = node.setdefault(key, {})
         node[last] = value
-    return _fill(template, nested, "state")
+    return _fill(template, root, "state")
 
 
 def _fill(template: Tree, node: Any, path: str) -> Tree:
-    def check(ok: bool, wanted: object, got: object) -> None:
-        must(ok, path, f"{wanted}, as this model and algorithm have it", got)
+    def check(ok: bool, constraint: object, value: object) -> None:
+        must(ok, path, f"{constraint}, as this model and algorithm have it", value)
 
     if isinstance(template, dict) and not template:
         return node
     if isinstance(template, dict | tuple | list):
-        named = dict(zip(_keys(template), _children(template), strict=True))
+        children = dict(zip(_keys(template), _children(template), strict=True))
         # A part without leaves leaves no trace among the paths.
-        node = {key: {} for key, child in named.items() if not leaves(child)} | (node or {})
-        check(node.keys() == named.keys(), sorted(named), sorted(node))
-        return _rebuild(template, [_fill(child, node[key], f"{path}/{key}") for key, child in named.items()])
+        node = {key: {} for key, child in children.items() if not leaves(child)} | (node or {})
+        check(node.keys() == children.keys(), sorted(children), sorted(node))
+        return _rebuild(template, [_fill(child, node[key], f"{path}/{key}") for key, child in children.items()])
     if isinstance(template, Tensor):
         check(isinstance(node, Tensor), "a tensor", type(node).__name__)
         check(template.shape == node.shape, tuple(template.shape), tuple(node.shape))
@@ -150,8 +150,8 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
     """The inverse of ``stack``: ``count`` trees, views into the stacked tensors."""
-    stacked, make = values(tree), maker(tree)
-    rows = zip(*(x.unbind(0) for x in stacked), strict=True) if stacked else [()] * count
+    tensors, make = values(tree), maker(tree)
+    rows = zip(*(x.unbind(0) for x in tensors), strict=True) if tensors else [()] * count
     return [make(iter(row)) for row in rows]
 
 

@@ -45,6 +45,10 @@ class SetMetric(NamedTuple):
 
     ``compute(outputs, batch)`` takes the model's outputs and the columns of all rows of the set. It gives NaN where the
     metric is not defined for them.
+
+    >>> worst = SetMetric("worst error", False, lambda outputs, batch: float((outputs[:, 0] - batch["y"]).abs().max()))
+    >>> worst.compute(torch.tensor([[1.0], [2.0]]), {"y": torch.tensor([1.0, 5.0])})  # then fit(..., metric=worst)
+    3.0
     """
 
     name: str
@@ -84,6 +88,11 @@ class Task:
     ``init`` holds the first values of all parameters and buffers, ``buffers`` names the latter. ``loss`` is per
     example, in training mode, and comes with the new values of the buffers that the forward pass changed. ``predict``
     and ``scores`` (loss and metric per example, from one forward pass) are in evaluation mode.
+
+    >>> from moiety.task import from_functions
+    >>> task = from_functions({"w": torch.tensor(2.0)}, lambda p, batch: (p["w"] * batch["x"] - batch["y"]).square())
+    >>> task.loss(task.init, {"x": torch.tensor([1.0, 2.0]), "y": torch.tensor([2.0, 5.0])})[0].tolist()
+    [0.0, 1.0]
     """
 
     init: Params

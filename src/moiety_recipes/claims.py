@@ -33,11 +33,11 @@ def decide_claim(
     ``above`` and ``within`` are in the scaled unit. ``headline`` marks the claims that the short page of the paper
     shows.
     """
-    scaled = {name: [scale * value for value in each] for name, each in differences.items()}
-    row = decide(text, scaled, above=above, within=within)
+    values = {name: [scale * value for value in each] for name, each in differences.items()}
+    row = decide(text, values, above=above, within=within)
     ends = None if row["low"] is None else [row["low"], row["high"]]
-    shown = {"row": text, "paper": paper, "ours": row["mean"], "interval": ends, "unit": unit, "headline": headline}
-    return {**shown, **row, "each": scaled}
+    head = {"row": text, "paper": paper, "ours": row["mean"], "interval": ends, "unit": unit, "headline": headline}
+    return {**head, **row, "each": values}
 
 
 def show_claims(title: str, rows: Sequence[Row], *, text: str = "", level: int = 2) -> Section:
@@ -47,8 +47,8 @@ def show_claims(title: str, rows: Sequence[Row], *, text: str = "", level: int =
 
 def _show(row: Row) -> Row:
     ends, unit = row["interval"], f" {row['unit']}" if row["unit"] else ""
-    shown = "-" if ends is None else f"{ends[0]:+.3g} to {ends[1]:+.3g}"
-    return {**row, "ours": f"{row['ours']:+.3g}{unit}", "interval": shown, "needed": show_needed(row)}
+    interval = "-" if ends is None else f"{ends[0]:+.3g} to {ends[1]:+.3g}"
+    return {**row, "ours": f"{row['ours']:+.3g}{unit}", "interval": interval, "needed": show_needed(row)}
 
 
 def show_needed(row: Row) -> str:

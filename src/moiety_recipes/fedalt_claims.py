@@ -104,20 +104,20 @@ class Comparison:
 
         JSON has no place for the score of a rate at which training came apart: it is None.
         """
-        rates, tried = {}, {}
+        rates, trials = {}, {}
         for name, (grid, _) in families.items():
             keys = {lr: (self.setting.name, "tuning", f"{name}-{lr:g}") for lr in grid}
             rows = {lr: self.results[key] for lr, key in keys.items() if len(grid) > 1}
             rates[name] = choose_rate(grid, rows)
             if rows:
                 scores = {f"{lr:g}": score(row) for lr, row in rows.items()}
-                tried[name] = {lr: value if math.isfinite(value) else None for lr, value in scores.items()}
-        return rates, tried
+                trials[name] = {lr: value if math.isfinite(value) else None for lr, value in scores.items()}
+        return rates, trials
 
 
 def describe_setting(comparison: Comparison, families: Families) -> Row:
     """What a setting is, and the rates of its runs."""
-    rates, tried = comparison.rates(families)
+    rates, trials = comparison.rates(families)
     return {
         "setting": comparison.setting.name,
         "title": comparison.setting.title,
@@ -125,7 +125,7 @@ def describe_setting(comparison: Comparison, families: Families) -> Row:
         "clients": len(comparison.steps["fedavg"]["clients"]),
         "seeds": list(comparison.seeds),
         "rates": rates,
-        "tried": tried,
+        "tried": trials,
     }
 
 
@@ -218,14 +218,14 @@ def _judge_harm(comparison: Comparison, partly: str) -> Iterator[Row]:
 
 
 def _claim(name: str, differences: Sequence[float], **rule: float) -> Row:
-    judged: Any = claim(name, differences, **rule)
-    return {"claim": name, "verdict": judged.verdict, **asdict(judged.interval), "each": list(differences), **rule}
+    decision: Any = claim(name, differences, **rule)
+    return {"claim": name, "verdict": decision.verdict, **asdict(decision.interval), "each": list(differences), **rule}
 
 
-def _settle(name: str, shares: Sequence[float], holds: bool, claimed: str) -> Row:
+def _settle(name: str, shares: Sequence[float], holds: bool, rule: str) -> Row:
     """A claim about clients that is settled by counting them."""
     verdict = HOLDS if holds else FAILS
-    return {"claim": name, "verdict": verdict, **asdict(interval(shares)), "each": list(shares), "share": claimed}
+    return {"claim": name, "verdict": verdict, **asdict(interval(shares)), "each": list(shares), "share": rule}
 
 
 def _split(step: str) -> str:

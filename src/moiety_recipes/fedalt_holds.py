@@ -44,8 +44,8 @@ def pool(settings: Sequence[Row]) -> dict[str, Row]:
     for name, question in {**QUESTIONS, OWN: OWN_SPLIT}.items():
         each = compare_own_split(settings) if name == OWN else collect(settings, name)
         if each:
-            alone = {setting: question.decide({"": some}) for setting, some in each.items()}
-            rows[name] = {**question.decide(each), "alone": alone, "each": each}
+            verdicts = {setting: question.decide({"": some}) for setting, some in each.items()}
+            rows[name] = {**question.decide(each), "alone": verdicts, "each": each}
     return rows
 
 
@@ -80,15 +80,15 @@ def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tup
         f"{name}.png": (title, list(_draw_rows(rows[name]))) for name, title in HEADLINES.items() if name in rows
     }
     counts = Counter(row["verdict"] for row in rows.values())
-    alone = Counter(one["verdict"] for row in rows.values() for one in row["alone"].values())
+    tally = Counter(one["verdict"] for row in rows.values() for one in row["alone"].values())
     flat = [setting["setting"] for setting in settings if not setting["converged"]["yes"]]
     parts = [
         "# What holds of Pillutla et al. 2022",
         f"Over {len(settings)} settings: {', '.join(names)}. Questions, margins, seeds and the rule were committed"
         f" before the runs ({PLAN}). A verdict is of the mean over these settings: the whole 99% interval must say so."
         f" {counts[HOLDS]} claims hold, {counts[FAILS]} do not, {sum(counts.values()) - counts[HOLDS] - counts[FAILS]}"
-        f" are not decided; taken setting by setting {alone[HOLDS]} hold, {alone[FAILS]} do not,"
-        f" {sum(alone.values()) - alone[HOLDS] - alone[FAILS]} are not decided. About one verdict in a hundred would be"
+        f" are not decided; taken setting by setting {tally[HOLDS]} hold, {tally[FAILS]} do not,"
+        f" {sum(tally.values()) - tally[HOLDS] - tally[FAILS]} are not decided. About one verdict in a hundred would be"
         " chance if nothing were true. Numbers are points; for clients hurt, clients in a hundred.",
         _show_table({name: row for name, row in rows.items() if name in HEADLINES}),
         fold("The other claims", _show_table({name: row for name, row in rows.items() if name not in HEADLINES})),
@@ -106,8 +106,8 @@ def _question(name: str) -> Question:
 
 
 def _show_table(rows: Mapping[str, Row]) -> str:
-    shown = list(_show(rows))
-    return mo.reports.markdown(shown, columns={key: key for key in shown[0]} if shown else None)
+    lines = list(_show(rows))
+    return mo.reports.markdown(lines, columns={key: key for key in lines[0]} if lines else None)
 
 
 def _show(rows: Mapping[str, Row]) -> Iterator[Row]:
@@ -128,13 +128,13 @@ def _show(rows: Mapping[str, Row]) -> Iterator[Row]:
 
 def _notes(settings: Sequence[Row], flat: Sequence[str]) -> Iterator[str]:
     yield "*: a control or a question that the paper does not have."
-    told = [(s["theory"][split]["better"], split, s) for s in settings for split in s["theory"]]
-    decided = [(side, split, s) for side, split, s in told if side in ("fedalt", "fedsim")]
+    answers = [(s["theory"][split]["better"], split, s) for s in settings for split in s["theory"]]
+    preferences = [(side, split, s) for side, split, s in answers if side in ("fedalt", "fedsim")]
     agree = 0
-    for side, split, s in decided:
+    for side, split, s in preferences:
         (row,) = [row for row in s["claims"] if row["question"] == "alt-sim-before"]
         agree += (sum(row["each"][split]) > 0) == (side == "fedalt")
-    yield f"The theory prefers one method in {len(decided)} of {len(told)} splits; the sign agrees in {agree}."
+    yield f"The theory prefers one method in {len(preferences)} of {len(answers)} splits; the sign agrees in {agree}."
     best = ", ".join(f"{s['setting']} {s['best']}" for s in settings)
     yield f"The best split on validation rows: {best}."
     if flat:
@@ -156,18 +156,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m moiety_recipes.fedalt_holds", description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs that have ended")
     parser.add_argument("--out", required=True, type=Path, help="the folder of the page")
-    asked = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        tables = [_read(run / "table.json") for run in asked.runs]
+        tables = [_read(run / "table.json") for run in options.runs]
         page, rows, figures = make_page(tables)
     except mo.MoietyError as error:
         print(error, file=sys.stderr)
         return 2
-    asked.out.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     for file, (title, some) in figures.items():
-        mo.reports.save(mo.reports.forest(some, x="points, 99% interval", title=title), asked.out / file)
-    (asked.out / "table.json").write_text(json.dumps({"questions": rows}, indent=1) + "\n")
-    (asked.out / "README.md").write_text(page)
+        mo.reports.save(mo.reports.forest(some, x="points, 99% interval", title=title), options.out / file)
+    (options.out / "table.json").write_text(json.dumps({"questions": rows}, indent=1) + "\n")
+    (options.out / "README.md").write_text(page)
     print(page)
     return 0
 
@@ -177,8 +177,8 @@ def _read(file: Path) -> Row:
         table: Row = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise mo.MoietyError(f"`runs` must be folders with a table.json, got {file}. {error}") from error
-    known = table.get("settings") and all("finals" in setting for setting in table["settings"])
-    if not known:
+    valid = table.get("settings") and all("finals" in setting for setting in table["settings"])
+    if not valid:
         raise mo.MoietyError(f"`runs` must be of fedalt-people and the like, got {file}. Run one of them first.")
     return table
 

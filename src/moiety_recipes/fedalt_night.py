@@ -72,9 +72,9 @@ class Night(Stages):
 
     def with_rounds(self, rounds: int) -> Night:
         """That many rounds of (a), of (b) in the same ratio, and schedules of the same shape."""
-        changed = super().with_rounds(rounds)
-        assert isinstance(changed, Night)
-        return changed.with_schedules()
+        night = super().with_rounds(rounds)
+        assert isinstance(night, Night)
+        return night.with_schedules()
 
     def with_schedules(self) -> Night:
         """With the schedules that fit its rounds, and the server's momentum in (a)."""
@@ -169,8 +169,8 @@ def sweep_steps(sweep: Sweep) -> dict[float, str]:
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """For each setting: the pilot, then all steps of all seeds, then what a device needs."""
-    dealt = [setting.data(DEAL) for setting in plan.settings]
-    for setting, tuning in zip(plan.settings, dealt, strict=True):
+    feds = [setting.data(DEAL) for setting in plan.settings]
+    for setting, tuning in zip(plan.settings, feds, strict=True):
         rates = yield from _tune(setting, tuning)
         fed = tuning.with_validation_in_train()
         for seed in setting.seeds(seeds):
@@ -263,7 +263,7 @@ class Pilot:
         return merge([self.results[pilot_key(self.setting, s, name)] for s in stages_of(self.setting).pilot_seeds])
 
     @property
-    def tried(self) -> dict[str, dict[str, float]]:
+    def scores(self) -> dict[str, dict[str, float]]:
         """Validation scores by family and rate."""
         grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
         grids[DITTO] = stages_of(self.setting).weights
@@ -278,7 +278,7 @@ class Pilot:
 
     def best(self, name: str) -> float:
         """The validation score of a family at the value that was chosen."""
-        return self.tried[name][f"{self.rates[name]:g}"]
+        return self.scores[name][f"{self.rates[name]:g}"]
 
     @property
     def more(self) -> float:

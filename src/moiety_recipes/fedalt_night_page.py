@@ -80,7 +80,7 @@ def summarise(comparison: Comparison, pilot: Pilot) -> Row:
         "clients": len(comparison.steps["fedavg"]["clients"]),
         "seeds": list(comparison.seeds),
         "rates": pilot.rates,
-        "tried": pilot.tried,
+        "tried": pilot.scores,
         "margin": setting.margin,
         "best": choose_split(comparison, pilot),
         "validation": {split: pilot.best(f"{split}-fedalt") for split in setting.splits},
@@ -114,9 +114,9 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
     setting = comparison.setting
     flat = "has converged" if table["converged"]["yes"] else "has **not** converged"
     gain = f"{comparison.scale * table['converged']['gain']:+.2f}"
-    converged = f"FedAvg {flat}: on validation rows twice its rounds gain {gain} points (at most 1 is asked for)."
+    convergence = f"FedAvg {flat}: on validation rows twice its rounds gain {gain} points (at most 1 is asked for)."
     best = f"Best split on validation rows: {table['best']}."
-    text = f"{describe(table, comparison)}{_describe_chance(table)} {converged} {best}"
+    text = f"{describe(table, comparison)}{_describe_chance(table)} {convergence} {best}"
     tables: dict[str, Sequence[Row]] = {
         f"Splits ({'Table 4' if comparison.sign == 1 else 'Tables 3 and 11'})": list(show_splits(table, comparison)),
         f"Whole models (Table {2 if comparison.sign == 1 else 3}), and FT (part.) from a start trained as long": list(
@@ -191,9 +191,9 @@ def _show_final(table: Row, comparison: Comparison, suffix: str) -> Iterator[Row
         for method in ("FedAlt", "FedSim"):
             step = f"{split}-{method.lower()}{suffix}"
             change = mo.analysis.interval(comparison.gains(f"{step}-final", step))
-            shown = {"mean": change.mean, "low": change.low, "high": change.high}
+            numbers = {"mean": change.mean, "low": change.low, "high": change.high}
             row[f"{method} before"] = show_mean(table["scores"][step], scale=comparison.scale)
-            row[f"change of {method} by finetuning"] = show_mean(shown, scale=comparison.scale, sign="+")
+            row[f"change of {method} by finetuning"] = show_mean(numbers, scale=comparison.scale, sign="+")
         yield row
 
 

@@ -95,16 +95,16 @@ def show_baselines(table: Row, comparison: Comparison) -> list[Row]:
 
 def _show_claims(table: Row, scale: float) -> Iterator[Row]:
     for claim in table["claims"]:
-        claimed = claim.get("share", "> 0")
+        rule = claim.get("share", "> 0")
         if "within" in claim:
-            claimed = f"within ±{scale * claim['within']:.2f}"
+            rule = f"within ±{scale * claim['within']:.2f}"
         elif "above" in claim:
-            claimed = f"> {scale * claim['above']:.2f}"
+            rule = f"> {scale * claim['above']:.2f}"
         yield {
             "claim": claim["claim"],
             "verdict": f"**{claim['verdict']}**",
             "difference, or share": show_share(claim) if "share" in claim else show_mean(claim, scale=scale, sign="+"),
-            "claimed": claimed,
+            "claimed": rule,
         }
 
 

@@ -150,10 +150,10 @@ def answer(comparison: Comparison, pilot: Pilot) -> dict[str, Each]:
         answers |= _compare_stateless(comparison)
     answers |= dict(_ask_sweeps(comparison))
     theory = comparison.steps["fedavg"].get("theory") or {}
-    sides = {split: {"fedalt": 1, "fedsim": -1}.get(told["better"]) for split, told in theory.items()}
+    sides = {split: {"fedalt": 1, "fedsim": -1}.get(advice["better"]) for split, advice in theory.items()}
     gains = {split: comparison.gains(f"{split}-fedalt", f"{split}-fedsim") for split in sides}
-    decided = {split: [side * gain for gain in gains[split]] for split, side in sides.items() if side}
-    return answers | ({"theory": decided} if decided else {})
+    agreements = {split: [side * gain for gain in gains[split]] for split, side in sides.items() if side}
+    return answers | ({"theory": agreements} if agreements else {})
 
 
 def _compare_splits(comparison: Comparison) -> dict[str, Each]:
@@ -177,7 +177,7 @@ def _compare_splits(comparison: Comparison) -> dict[str, Each]:
 def _compare_full(comparison: Comparison, best: str) -> dict[str, Each]:
     gains, full = comparison.gains, f"{FULL}-finetune-longer"
 
-    def captured(split: str, share: float) -> list[float]:
+    def measure_boost(split: str, share: float) -> list[float]:
         ours, theirs = gains(f"{split}-fedalt-final", LONGER), gains(full, LONGER)
         return [a - share * b for a, b in zip(ours, theirs, strict=True)]
 
@@ -185,26 +185,26 @@ def _compare_full(comparison: Comparison, best: str) -> dict[str, Each]:
         "partial-full": {best: gains(f"{best}-fedalt-final", full)},
         "partial-full-short": {best: gains(f"{best}-fedalt-final", f"{FULL}-finetune")},
         "beats-longer": {best: gains(f"{best}-fedalt-final", LONGER)},
-        "boost": {best: captured(best, 0.9)},
+        "boost": {best: measure_boost(best, 0.9)},
         "finetune-ditto": {"": gains(full, f"{FULL}-ditto-longer")},
         "finetune-pfedme": {"": gains(full, f"{FULL}-pfedme-final")},
     }
     if "adapter" in comparison.setting.splits:
-        answers["boost-adapter"] = {"adapter": captured("adapter", 0.72)}
+        answers["boost-adapter"] = {"adapter": measure_boost("adapter", 0.72)}
     return answers
 
 
 def _compare_stateless(comparison: Comparison) -> dict[str, Each]:
     gains, splits = comparison.gains, comparison.setting.splits
-    kept = {
+    benefits = {
         method: {s: gains(f"{s}-{method}-final", f"{s}-{method}-stateless-final") for s in splits}
         for method in ("fedalt", "fedsim")
     }
     last = {s: gains(f"{s}-fedalt-stateless-final", f"{s}-fedalt-stateless") for s in splits}
     total = {s: gains(f"{s}-fedalt-stateless-final", "fedavg") for s in splits}
     return {
-        "state-alt": kept["fedalt"],
-        "state-sim": kept["fedsim"],
+        "state-alt": benefits["fedalt"],
+        "state-sim": benefits["fedsim"],
         "stateless-alt-sim": {s: gains(f"{s}-fedalt-stateless-final", f"{s}-fedsim-stateless-final") for s in splits},
         "stateless-final": {s: [a - b / 2 for a, b in zip(last[s], total[s], strict=True)] for s in splits},
     }
@@ -221,7 +221,7 @@ def _ask_harm(comparison: Comparison, best: str) -> dict[str, Each]:
     sizes = {str(row["client"]): float(row["n"]) for row in changes[0]}
     if max(sizes.values()) >= 1.5 * min(sizes.values()):
         answers["hurt-small"] = {best: [share_below(rows, sizes) for rows in changes]}
-    fits = [{str(row["client"]): float(row["loss"]) for row in kept["train"]} for kept in comparison.rows("fedavg")]
+    fits = [{str(row["client"]): float(row["loss"]) for row in result["train"]} for result in comparison.rows("fedavg")]
     answers["hurt-near"] = {best: [share_below(rows, fit) for rows, fit in zip(changes, fits, strict=True)]}
     return answers
 
@@ -267,14 +267,14 @@ def _ask_sweeps(comparison: Comparison) -> Iterator[tuple[str, Each]]:
         steps = sweep_steps(sweep)
         without, *others = list(steps.values())
         plain = comparison.shares_hurt(without)
-        lowered = {
+        drops = {
             f"{sweep.option} {value:g}": _minus(plain, comparison.shares_hurt(step))
             for value, step in list(steps.items())[1:]
         }
         if sweep.option == "dropout":
-            yield "dropout-hurt", lowered
+            yield "dropout-hurt", drops
             continue
-        shares |= lowered
+        shares |= drops
         spreads[sweep.option] = _minus(_spread(comparison, without), _spread(comparison, others[-1]))
         means[sweep.option] = comparison.gains(without, others[-1])
     if shares:

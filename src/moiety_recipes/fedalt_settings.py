@@ -331,7 +331,7 @@ def plan_numbers(scale: str) -> Plan:
     return _at_scale(
         scale,
         _one_split(
-            _spoken(
+            _describe_speech(
                 "joined_digits",
                 "Handwritten digits (scikit-learn), column by column.",
                 _join_digits,
@@ -339,7 +339,7 @@ def plan_numbers(scale: str) -> Plan:
                 _tiny_stages(**how, with_theory=False),
             )
         ),
-        _spoken("connected_digits", title, data, sizes, stages),
+        _describe_speech("connected_digits", title, data, sizes, stages),
     )
 
 
@@ -352,7 +352,7 @@ def _join_digits(seed: int) -> mo.FederatedData:
     return mo.data.from_arrays(columns, np.repeat(fed.ids, 16), test=0.3, validation=0.14, seed=seed)
 
 
-def _spoken(
+def _describe_speech(
     name: str, title: str, data: Callable[[int], mo.FederatedData], sizes: dict[str, int], stages: Night
 ) -> Setting:
     notes = [

@@ -317,8 +317,8 @@ def cells(
     memory: bool = True,
 ) -> Cells:
     """For each setting: choose the rates, then run all steps of all seeds; the clients' data are the same for each."""
-    dealt = [setting.data(seeds[0]) for setting in plan.settings]
-    for setting, tuning in zip(plan.settings, dealt, strict=True):
+    feds = [setting.data(seeds[0]) for setting in plan.settings]
+    for setting, tuning in zip(plan.settings, feds, strict=True):
         rates = yield from _tune(setting, tuning, seeds[0], families(setting))
         fed = tuning.with_validation_in_train()
         for seed, step in itertools.product(setting.seeds(seeds), steps(setting, rates)):
@@ -350,8 +350,8 @@ def choose_rate(grid: Sequence[float], rows: Mapping[float, Row]) -> float:
     sign = 1 if higher else -1
     scores = {lr: score(row) for lr, row in rows.items()}
     # Rounded, so that the last digits, which differ between engines, decide no tie.
-    known = {lr: round(sign * value, 6) if math.isfinite(value) else -math.inf for lr, value in scores.items()}
-    return max(grid, key=known.__getitem__)
+    values = {lr: round(sign * value, 6) if math.isfinite(value) else -math.inf for lr, value in scores.items()}
+    return max(grid, key=values.__getitem__)
 
 
 def score(row: Row) -> float:

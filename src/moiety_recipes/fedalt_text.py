@@ -72,12 +72,12 @@ def _load_counting_words(seed: int) -> mo.FederatedData:
     words, length, unknown, padding, begin, end = 12, 6, 12, 13, 14, 15
     client = np.repeat(np.arange(1, 5), 25)[:, None]
     place = np.arange(1, length + 1)
-    spoken = (rng.integers(words, size=(len(client), 1)) + client * place) % words
-    spoken = np.where(rng.random(spoken.shape) < 0.1, unknown, spoken)
+    tokens = (rng.integers(words, size=(len(client), 1)) + client * place) % words
+    tokens = np.where(rng.random(tokens.shape) < 0.1, unknown, tokens)
     count = rng.integers(2, length + 1, size=(len(client), 1))
-    spoken = np.where(place <= count, spoken, np.where(place == count + 1, end, padding))
-    x = np.concatenate([np.full_like(client, begin), spoken[:, :-1]], axis=1)
-    columns = {"x": x, "y": np.where(spoken == padding, -100, spoken), "counted": spoken < words}
+    tokens = np.where(place <= count, tokens, np.where(place == count + 1, end, padding))
+    x = np.concatenate([np.full_like(client, begin), tokens[:, :-1]], axis=1)
+    columns = {"x": x, "y": np.where(tokens == padding, -100, tokens), "counted": tokens < words}
     return mo.data.from_arrays(columns, client[:, 0], test=0.2, validation=0.16, seed=seed)
 
 
@@ -87,8 +87,8 @@ def _shakespeare(paper: bool) -> Setting:
     sizes = {"vocabulary": words + 4, "length": length, **({} if paper else small)}
 
     def data(seed: int) -> mo.FederatedData:
-        kept = {"roles": 100} if paper else {"roles": 40, "per_client": 200}
-        options: dict[str, Any] = {"unit": "word", "vocabulary": words, "length": length, **kept}
+        limits = {"roles": 100} if paper else {"roles": 40, "per_client": 200}
+        options: dict[str, Any] = {"unit": "word", "vocabulary": words, "length": length, **limits}
         return mo.data.load("shakespeare", **options, test=0.2, validation=0.16, seed=seed)
 
     title = "Shakespeare's plays, next-word prediction; clients are speaking roles, rows are sentences."

@@ -177,7 +177,7 @@ def fit_options(
     **settings: Any,
 ) -> dict[str, Any]:
     """The arguments of ``moiety.fit``; ``factor`` multiplies the rates of the method."""
-    shape, lasts = fed.columns["x"].shape[1:], rounds or plan.rounds
+    shape, length = fed.columns["x"].shape[1:], rounds or plan.rounds
     if deal.hidden:
         model = mo.models.mlp(int(np.prod(shape)), 10, hidden=deal.hidden, seed=seed)
     else:
@@ -190,10 +190,10 @@ def fit_options(
         "data": fed,
         "algorithm": build_algorithms(plan, seed, factor)[method],
         "split": split,
-        "rounds": lasts,
+        "rounds": length,
         "cohort": plan.cohort,
         "seed": seed,
-        "settings": mo.Settings(evaluate_every=lasts, **settings),
+        "settings": mo.Settings(evaluate_every=length, **settings),
     }
 
 

@@ -57,7 +57,7 @@ def build_network(image: Sequence[int], seed: int) -> nn.Module:
     """
     channels, *sides = image
     padding = 0 if min(sides) >= 16 else 4
-    high, wide = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in sides)
+    height, width = (((side + 2 * padding - 4) // 2 - 4) // 2 for side in sides)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -69,7 +69,7 @@ def build_network(image: Sequence[int], seed: int) -> nn.Module:
                 relu2=nn.ReLU(),
                 pool2=nn.MaxPool2d(2),
                 flatten=nn.Flatten(),
-                hidden1=nn.Linear(64 * high * wide, 120),
+                hidden1=nn.Linear(64 * height * width, 120),
                 relu3=nn.ReLU(),
                 hidden2=nn.Linear(120, 64),
                 relu4=nn.ReLU(),
@@ -97,25 +97,25 @@ def build_fedsoul(factor: float) -> mo.Algorithm:
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """Choose the rates of each method on validation rows of the pilot seed, then run every deal."""
-    tried = list(itertools.product(plan.methods, plan.factors))
+    trials = list(itertools.product(plan.methods, plan.factors))
     last = plan.deals[-1]
     fed = last.load(plan.pilot)
     rows = yield [
         build_cell(plan, ("pilot", last.name, f"{method}, {factor:.3g}"), last, fed, method, plan.pilot, factor)
-        for method, factor in tried
+        for method, factor in trials
     ]
-    chosen: dict[str, Row] = {}
-    for (method, factor), row in zip(tried, rows, strict=True):
-        own = chosen.setdefault(method, {"factor": factor, "scores": {}})
+    choices: dict[str, Row] = {}
+    for (method, factor), row in zip(trials, rows, strict=True):
+        own = choices.setdefault(method, {"factor": factor, "scores": {}})
         own["scores"][f"{factor:.3g}"] = row["accuracy"]
         if row["accuracy"] > max(list(own["scores"].values())[:-1], default=-1.0):
             own["factor"] = factor
-    yield Cell(key=("chosen",), work=lambda: {"chosen": chosen})
+    yield Cell(key=("chosen",), work=lambda: {"chosen": choices})
     runs = []
     for deal, seed in itertools.product(plan.deals, seeds):
         fed = deal.load(seed)
         runs += [
-            build_cell(plan, (deal.name, seed, method), deal, fed, method, seed, chosen[method]["factor"])
+            build_cell(plan, (deal.name, seed, method), deal, fed, method, seed, choices[method]["factor"])
             for method in plan.methods
         ]
     yield runs
@@ -162,14 +162,14 @@ def keep(fed: mo.FederatedData, part: str, method: str, run: mo.Run) -> Row:
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The page of the other recipes, and what the pilot chose."""
     whole = images.page(ABOUT, NOTES, PAPER, plan, seeds, results)
-    chosen: Mapping[str, Row] = results["chosen",]["chosen"]
+    choices: Mapping[str, Row] = results["chosen",]["chosen"]
     rows = [
         {
             "method": method,
             "factor of the rates": f"{own['factor']:.3g}",
             "accuracy on validation rows": ", ".join(f"{k}: {100 * v:.1f}" for k, v in own["scores"].items()),
         }
-        for method, own in chosen.items()
+        for method, own in choices.items()
     ]
     text = f"{plan.pilot_rounds} rounds of seed {plan.pilot}, which is not reported; {plan.deals[-1].heading}."
     return replace(whole, sections=[*whole.sections, Section(title="Rates", text=text, rows=rows)])

@@ -91,12 +91,12 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """One run for each seed and method; finetuning starts from FedAvg's model."""
     fed = load_windows(plan)
     for seed in seeds:
-        known, new = draw_people(plan, fed, seed)
+        members, new = draw_people(plan, fed, seed)
         for method in build_algorithms():
             yield Cell(
                 key=(seed, method),
-                fit=partial(fit_options, plan, known, method, seed),
-                keep=partial(keep_scores, known, new, PASSES.get(method, 1)),
+                fit=partial(fit_options, plan, members, method, seed),
+                keep=partial(keep_scores, members, new, PASSES.get(method, 1)),
                 start=(seed, "FedAvg") if method == "finetuning" else None,
                 stored=method == "FedAvg",
             )
@@ -125,13 +125,13 @@ def build_algorithms() -> dict[str, mo.Algorithm]:
     }
 
 
-def fit_options(plan: Plan, known: mo.FederatedData, method: str, seed: int) -> dict[str, Any]:
+def fit_options(plan: Plan, members: mo.FederatedData, method: str, seed: int) -> dict[str, Any]:
     """The arguments of ``moiety.fit``."""
-    model = mo.models.mlp(known.columns["x"].shape[1], plan.classes, hidden=(plan.hidden,), seed=seed)
+    model = mo.models.mlp(members.columns["x"].shape[1], plan.classes, hidden=(plan.hidden,), seed=seed)
     rounds = 1 if method in ONE_ROUND else plan.rounds
     return {
         "model": model,
-        "data": known,
+        "data": members,
         "algorithm": build_algorithms()[method],
         "split": mo.split.output_layer(model) if method in PERSONAL_HEAD else None,
         "rounds": rounds,
@@ -152,22 +152,22 @@ def draw_people(plan: Plan, fed: mo.FederatedData, seed: int) -> tuple[mo.Federa
         rows = fed.at(i)
         order = rng.permutation(len(rows["y"]))[: plan.labelled + plan.test]
         people.append({"name": str(fed.ids[i]), **{name: column[order] for name, column in rows.items()}})
-    new, known = people[: plan.held_out], people[plan.held_out :]
-    labelled = np.concatenate([person["x"][: plan.labelled] for person in known])
-    mean, spread = labelled.mean(0), labelled.std(0) + 1e-3
+    new, members = people[: plan.held_out], people[plan.held_out :]
+    inputs = np.concatenate([person["x"][: plan.labelled] for person in members])
+    mean, spread = inputs.mean(0), inputs.std(0) + 1e-3
     for person in people:
         person["x"] = ((person["x"] - mean) / spread).astype(np.float32)
-    sizes = np.array([len(person["y"]) for person in known])
+    sizes = np.array([len(person["y"]) for person in members])
     start = np.cumsum(sizes) - sizes
     bounds = np.stack([start, start + plan.labelled, start + plan.labelled, start + sizes], axis=1)
-    columns = {name: np.concatenate([person[name] for person in known]) for name in ("x", "y")}
-    return mo.FederatedData(columns, bounds, [person["name"] for person in known]), new
+    columns = {name: np.concatenate([person[name] for person in members]) for name in ("x", "y")}
+    return mo.FederatedData(columns, bounds, [person["name"] for person in members]), new
 
 
-def keep_scores(known: mo.FederatedData, new: Sequence[Mapping[str, Any]], passes: int, run: mo.Run) -> Row:
+def keep_scores(members: mo.FederatedData, new: Sequence[Mapping[str, Any]], passes: int, run: mo.Run) -> Row:
     """Scores and reliability for both groups."""
     tests: dict[str, list[tuple[Any, Rows]]] = {
-        "known": [(name, known.client(name, "test")) for name in known.ids],
+        "known": [(name, members.client(name, "test")) for name in members.ids],
         "new": [(_cut(person, stop=LABELLED), _cut(person, start=LABELLED)) for person in new],
     }
     return {

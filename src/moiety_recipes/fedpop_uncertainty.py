@@ -182,8 +182,8 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         f"{count(plan.rounds, 'round')} of {REFERENCE} or as much work, {plan.cohort} clients a round,"
         f" {count(len(seeds), 'seed')}; {plan.inspected} clients inspected."
     )
-    chosen: Mapping[str, Row] = results["chosen",]["chosen"]
-    tried = list(work.describe(plan, chosen, score="log-loss", scale=-1.0))
+    choices: Mapping[str, Row] = results["chosen",]["chosen"]
+    trials = list(work.describe(plan, choices, score="log-loss", scale=-1.0))
     return Page(
         about=ABOUT,
         rows=[*rows, *claims],
@@ -192,7 +192,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             show_claims("Claims", main),
             *(make_table(deal, regime, rows) for deal in plan.deals for regime in (WORK, ROUNDS)),
             show_claims("Other claims", rest),
-            Section(title="Rates and rounds", text=CHOSEN, rows=tried),
+            Section(title="Rates and rounds", text=CHOSEN, rows=trials),
             Section(title="Notes", text=RULE, notes=NOTES),
         ],
         sentence=count_verdicts(main),
@@ -229,8 +229,8 @@ def draw_reliability(deal: Deal, seeds: Sequence[int], results: Results) -> Any:
 
 def draw_entropies(deal: Deal, curves: Sequence[Row]) -> Any:
     """The entropies of the first clients on their own and on strange pictures."""
-    named = {f"client {i}": kinds for i, kinds in enumerate(curves, start=1)}
-    return mo.reports.densities(named, title=f"{deal.heading}: {FEDSOUL}")
+    clients = {f"client {i}": kinds for i, kinds in enumerate(curves, start=1)}
+    return mo.reports.densities(clients, title=f"{deal.heading}: {FEDSOUL}")
 
 
 ABOUT = (

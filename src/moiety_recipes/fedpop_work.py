@@ -51,8 +51,8 @@ class Plan(images.Plan):
 
     def methods_of(self, deal: Deal) -> tuple[str, ...]:
         """The methods that are compared on a deal; the one that says how much work is equal comes first."""
-        wanted = FEW if deal.scarce else self.methods
-        return (REFERENCE, *(each for each in wanted if each != REFERENCE))
+        methods = FEW if deal.scarce else self.methods
+        return (REFERENCE, *(each for each in methods if each != REFERENCE))
 
 
 def plan(scale: str) -> Plan:
@@ -94,7 +94,7 @@ def cells(plan: Plan, seeds: Sequence[int], *, keep: Keep | None = None) -> Cell
     ]
     flops = {(deal.name, method): row["flops"] for (deal, method), row in zip(pairs, first, strict=True)}
     rounds = {key: max(1, round(plan.rounds * flops[key[0], REFERENCE] / own)) for key, own in flops.items()}
-    tried = list(itertools.product(pairs, plan.factors))
+    trials = list(itertools.product(pairs, plan.factors))
     rows = yield [
         build_cell(
             plan,
@@ -105,12 +105,12 @@ def cells(plan: Plan, seeds: Sequence[int], *, keep: Keep | None = None) -> Cell
             factor,
             rounds[deal.name, method],
         )
-        for (deal, method), factor in tried
+        for (deal, method), factor in trials
     ]
     scores: dict[tuple[str, str], dict[float, float]] = {}
-    for ((deal, method), factor), row in zip(tried, rows, strict=True):
+    for ((deal, method), factor), row in zip(trials, rows, strict=True):
         scores.setdefault((deal.name, method), {})[factor] = row["score"]
-    chosen: Row = {
+    choices: Row = {
         f"{name}/{method}": {
             "factor": max(sorted(own), key=own.__getitem__),
             "rounds": rounds[name, method],
@@ -118,14 +118,14 @@ def cells(plan: Plan, seeds: Sequence[int], *, keep: Keep | None = None) -> Cell
         }
         for (name, method), own in scores.items()
     }
-    yield Cell(key=("chosen",), work=lambda: {"chosen": chosen})
+    yield Cell(key=("chosen",), work=lambda: {"chosen": choices})
     runs = []
     for (deal, method), seed in itertools.product(pairs, seeds):
         load(deal, seed)
-        own = chosen[f"{deal.name}/{method}"]
-        for regime, lasts in ((WORK, own["rounds"]), (ROUNDS, plan.rounds)):
+        own = choices[f"{deal.name}/{method}"]
+        for regime, length in ((WORK, own["rounds"]), (ROUNDS, plan.rounds)):
             key = (seed, deal.name, f"{method}, {regime}")
-            runs.append(build_cell(plan, key, deal, method, seed, own["factor"], lasts))
+            runs.append(build_cell(plan, key, deal, method, seed, own["factor"], length))
     yield runs
 
 
@@ -162,12 +162,12 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     tables = []
     for regime in (WORK, ROUNDS):
         rows = [row for row in scores if row["regime"] == regime]
-        shown = [
+        lines = [
             {"method": method, "paper (2, 5 classes)": PAPER.get(method, "-")}
             | {row["setting"]: show_interval(row, digits=1) for row in rows if row["method"] == method}
             for method in dict.fromkeys(row["method"] for row in rows)
         ]
-        tables.append(Section(title=f"Accuracy (%), {regime}", text=SCORES, rows=shown))
+        tables.append(Section(title=f"Accuracy (%), {regime}", text=SCORES, rows=lines))
     return Page(
         about=ABOUT,
         rows=[*scores, *claims],
@@ -221,17 +221,17 @@ def compare(text: str, deals: Sequence[Deal], other: str, regime: str, seeds: Se
         for deal in deals
     }
     headline = len(deals) > 1 and regime == WORK
-    printed = [PRINTED[d.name][FEDSOUL] - PRINTED[d.name][other] for d in deals if d.name in PRINTED]
-    paper = f"{fmean(printed):+.1f}" if printed else None
+    differences = [PRINTED[d.name][FEDSOUL] - PRINTED[d.name][other] for d in deals if d.name in PRINTED]
+    paper = f"{fmean(differences):+.1f}" if differences else None
     return decide_claim(text, gains, scale=100, unit="points", paper=paper, headline=headline)
 
 
-def describe(plan: Plan, chosen: Mapping[str, Row], *, score: str = "accuracy", scale: float = 100.0) -> Iterator[Row]:
+def describe(plan: Plan, choices: Mapping[str, Row], *, score: str = "accuracy", scale: float = 100.0) -> Iterator[Row]:
     """What the pilot seed chose, by a score on validation rows."""
     ends = (min(plan.factors), max(plan.factors))
     for deal in plan.deals:
         for method in plan.methods_of(deal):
-            own = chosen[f"{deal.name}/{method}"]
+            own = choices[f"{deal.name}/{method}"]
             yield {
                 "deal": deal.name,
                 "method": method,

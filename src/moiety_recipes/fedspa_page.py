@@ -131,12 +131,12 @@ def show_paper(statement: Statement, sources: Sources) -> str | None:
     >>> show_paper(Statement("B", "DST", "FedAvg"), {"VGG-11": numbers, "LeNet": {}})
     '+6.8 (VGG-11)'
     """
-    shown = []
+    differences = []
     for name, numbers in sources.items():
         own = numbers.get(statement.setting, {})
         if statement.method in own and statement.other in own:
-            shown.append(f"{own[statement.method] - own[statement.other]:+.1f} ({name})")
-    return ", ".join(shown) or None
+            differences.append(f"{own[statement.method] - own[statement.other]:+.1f} ({name})")
+    return ", ".join(differences) or None
 
 
 def accuracy_row(results: TaskResults, setting: str, method: str, paper: float | None) -> Row:
@@ -189,20 +189,20 @@ def show_task(
         f" {count(min(task.every, task.rounds), 'round')}; {count(len(results.seeds), 'seed')}. Every seed has a deal"
         f" of the data, first weights and cohorts of its own. {source}"
     )
-    said = "What the paper says"
+    title = "What the paper says"
     lines = [{**row, "difference": show_interval(row, sign="+")} for row in claims]
     headings = {"row": "claim", "difference": "difference [95% interval]", "verdict": "verdict"}
-    judged = [Section(title=said, text=verdicts, rows=lines, columns=headings, level=3)]
+    sections = [Section(title=title, text=verdicts, rows=lines, columns=headings, level=3)]
     if results.rates:
-        tried = Section(title="Learning rates", text=TRIED, rows=results.rate_rows(), digits=1, level=3)
-        judged = [show_claims(said, claims, text=RULE, level=3), tried]
+        rates = Section(title="Learning rates", text=TRIED, rows=results.rate_rows(), digits=1, level=3)
+        sections = [show_claims(title, claims, text=RULE, level=3), rates]
     return [
         Section(title=task.name, text=f"{task.title}\n\n{size.strip()}"),
         *(
             Section(title=task.describe(setting), rows=table, columns=columns, digits=1, level=3)
             for setting, table in tables.items()
         ),
-        *judged,
+        *sections,
         *([Section(title="Notes", notes=notes, level=3)] if notes else []),
     ]
 
@@ -229,8 +229,8 @@ def show_accuracies(
         for s in results.task.settings
     }
     claims = [*judge(results, statements, sources), *more_claims]
-    shown = {setting: [show_accuracy(row) for row in rows] for setting, rows in tables.items()}
-    sections = show_task(results, shown, claims, source=source, notes=notes)
+    lines = {setting: [show_accuracy(row) for row in rows] for setting, rows in tables.items()}
+    sections = show_task(results, lines, claims, source=source, notes=notes)
     rows = [row for table in tables.values() for row in table]
     return Part([*rows, *claims], sections, curve_figure(results, methods))
 

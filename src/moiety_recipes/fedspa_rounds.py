@@ -80,8 +80,8 @@ def judge_rounds(results: TaskResults, targets: Sequence[float]) -> Iterator[Row
             for name in (method, other)
         )
         row = f"{setting}: {method} needs fewer rounds to {target:g}% than {other}"
-        printed = [dict(zip(PRINTED_TARGETS, PRINTED[setting][m], strict=True)).get(target) for m in (other, method)]
-        paper = None if None in printed else f"{compare(printed[:1], printed[1:])[0]:+.1f} (VGG-11)"  # type: ignore[arg-type]
+        numbers = [dict(zip(PRINTED_TARGETS, PRINTED[setting][m], strict=True)).get(target) for m in (other, method)]
+        paper = None if None in numbers else f"{compare(numbers[:1], numbers[1:])[0]:+.1f} (VGG-11)"  # type: ignore[arg-type]
         yield {**results.claim(row, compare(theirs, ours), paper=paper, unit="rounds"), "claim": True}
 
 

@@ -174,9 +174,9 @@ def add_rounds(plan: TablePlan, results: TaskResults, part: Part) -> Part:
         )
         for setting, own in rows.items()
     ]
-    judged = show_claims("What the paper says of rounds", claims, text=f"{RULE} {CENSORED}", level=3)
+    section = show_claims("What the paper says of rounds", claims, text=f"{RULE} {CENSORED}", level=3)
     every = [row for own in rows.values() for row in own]
-    return part._replace(rows=[*part.rows, *every, *claims], sections=[*part.sections, *tables, judged])
+    return part._replace(rows=[*part.rows, *every, *claims], sections=[*part.sections, *tables, section])
 
 
 def note_pruning(plan: TablePlan) -> list[str]:
@@ -199,14 +199,14 @@ def note_fairness(results: TaskResults) -> list[str]:
         f"{100 * count_values(setting, SUB) / count_values(setting, FEDAVG):.0f}% ({setting})"
         for setting in results.task.settings
     ]
-    never = sorted({course["never_asked"] for course in results.courses(IID, LOCAL)})
+    counts = sorted({course["never_asked"] for course in results.courses(IID, LOCAL)})
     return [
         "Figure 1 has one point for each method that sends something. The paper also has Sub-FedAvg at several"
         " sparsities; that is left out, since each takes as many runs again. FedSpa at several sparsities is on the"
         " page of fedspa-sparsity.",
         f"Uploads of Sub-FedAvg hold {', '.join(shares)} of the weights on average, those of FedSpa half: where it is"
         " far above that, the two are not compared at equal density, as they are in the paper.",
-        f"Of {results.task.clients} clients {' to '.join(str(n) for n in dict.fromkeys((never[0], never[-1])))} were"
+        f"Of {results.task.clients} clients {' to '.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} were"
         " never asked. Their Local models are the random first weights, and count in the mean: some of the lead over"
         " Local is due to that.",
     ]
@@ -225,7 +225,7 @@ def list_bills() -> Iterator[Row]:
         rounds, rows, image = SIZES[name]
         for method, (gigabytes, flops) in bills.items():
             density = 0.5 if method == DST else 1.0
-            crossing = mo.analysis.bytes_of_run(
+            traffic = mo.analysis.bytes_of_run(
                 models[name],
                 rounds=rounds,
                 clients=10,
@@ -242,7 +242,7 @@ def list_bills() -> Iterator[Row]:
                 density=density,
                 search_batch=128 if method == DST else 0,
             )
-            yield _bill(f"{name}, {method}: bytes (1e9)", gigabytes, crossing["total"] / 1e9)
+            yield _bill(f"{name}, {method}: bytes (1e9)", gigabytes, traffic["total"] / 1e9)
             yield _bill(f"{name}, {method}: FLOPs (1e14)", flops, work["total"] / 1e14)
             if method == DST:
                 yield _bill(f"{name}, {method}, without search: FLOPs (1e14)", None, work["training"] / 1e14)

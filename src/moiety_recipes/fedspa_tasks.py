@@ -256,7 +256,7 @@ def rate_key(task: Task, setting: str, method: str, rate: float) -> tuple[str | 
 
 def choose_rates(plan: Plan, build: Methods) -> Generator[list[Cell], list[Row], Rates]:
     """Try every rate on validation rows; of equal scores the smaller rate is taken."""
-    chosen: Rates = {}
+    rates: Rates = {}
     for task in plan.tasks if plan.rates else ():
         for setting in task.settings:
             fed = task.load(setting, PILOT, validation=0.2)
@@ -273,11 +273,11 @@ def choose_rates(plan: Plan, build: Methods) -> Generator[list[Cell], list[Row],
                 )
                 for method, rate in tries
             ]
-            scores = {tried: row["scores"][-1] for tried, row in zip(tries, rows, strict=True)}
+            scores = {trial: row["scores"][-1] for trial, row in zip(tries, rows, strict=True)}
             for method in build(task):
                 best = max(plan.rates, key=lambda rate: (scores[method, rate], -rate))
-                chosen[task.name, setting, method] = best
-    return chosen
+                rates[task.name, setting, method] = best
+    return rates
 
 
 def fit_options(
@@ -306,5 +306,5 @@ def keep_local(run: mo.Run) -> Row:
     """The same for local training, and how many clients were never asked: they still have the first weights."""
     first = run.shared_parameters()
     models = [run.parameters(row["client"]) for row in run.clients]
-    never = sum(all(bool((model[name] == first[name]).all()) for name in first) for model in models)
-    return {**keep_course(run), "never_asked": never}
+    count = sum(all(bool((model[name] == first[name]).all()) for name in first) for model in models)
+    return {**keep_course(run), "never_asked": count}

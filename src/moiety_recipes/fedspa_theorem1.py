@@ -141,10 +141,10 @@ def show_task(results: TaskResults) -> Part:
     lines = [
         {"claim": row["row"], "difference": show_interval(row, digits=4), "verdict": row["verdict"]} for row in claims
     ]
-    judged = Section(title="Claims", rows=lines, level=3)
+    section = Section(title="Claims", rows=lines, level=3)
     if results.rates:
-        judged = show_claims("Claims", claims, text=RULE, level=3)
-    sections = [Section(title=task.name, text=task.title), *tables, judged]
+        section = show_claims("Claims", claims, text=RULE, level=3)
+    sections = [Section(title=task.name, text=task.title), *tables, section]
     figures = {
         f"{task.name}-{measure}.png": (f"{title}, along the rounds", partial(draw, results, measure))
         for measure, title in MEASURES.items()

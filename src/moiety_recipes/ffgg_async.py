@@ -141,8 +141,8 @@ def judge(plan: Plan, seeds: Sequence[int], results: Results, method: str) -> li
     }
     for form in FORMS:
         row = f"{name}, {form}: virtual seconds to {plan.share:.0%} of the synchronous end"
-        known = [time for time in times[form] if time is not None]
-        rows.append(_time_row(row, known) if known else {"row": row, "paper": None, "ours": None, "seeds": 0})
+        seconds = [time for time in times[form] if time is not None]
+        rows.append(_time_row(row, seconds) if seconds else {"row": row, "paper": None, "ours": None, "seeds": 0})
     row = f"{name}: times sooner, above 1"
     ratios = [a / b for a, b in zip(*times.values(), strict=True) if a is not None and b is not None]
     if len(ratios) < len(seeds):  # the asynchronous form never came so far

@@ -114,17 +114,17 @@ def build_attacks() -> dict[str, Any]:
 
 def build_aggregators(*, clients: int, byzantine: int) -> dict[str, Any]:
     """All aggregators for that many Byzantine clients; none needs more uploads than the honest alone send."""
-    trimmed = mo.aggregator.trimmed_mean(byzantine=byzantine)
+    trimmed_mean = mo.aggregator.trimmed_mean(byzantine=byzantine)
     return {
         "mean": mo.aggregator.mean(),
         "median": mo.aggregator.median(),
-        "trimmed mean": trimmed,
+        "trimmed mean": trimmed_mean,
         "krum": mo.aggregator.krum(byzantine=byzantine),
         "multi-krum": mo.aggregator.multi_krum(byzantine=byzantine, keep=clients - 2 * byzantine),
         "geometric median": mo.aggregator.geometric_median(),
         "centred clipping": mo.aggregator.centred_clipping(radius=0.5),
         "buckets, geometric median": mo.aggregator.bucketing(size=2, then=mo.aggregator.geometric_median()),
-        "mixing, trimmed mean": mo.aggregator.nearest_neighbour_mixing(byzantine=byzantine, then=trimmed),
+        "mixing, trimmed mean": mo.aggregator.nearest_neighbour_mixing(byzantine=byzantine, then=trimmed_mean),
     }
 
 
@@ -190,24 +190,24 @@ def judge(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     best = score_honest(seeds, results, *REFERENCE)
     for attack, aggregator in itertools.product(plan.attacks, plan.aggregators):
         each = score_honest(seeds, results, attack, aggregator)
-        lost, name = compare(each, best, scale=100), f"{aggregator} holds under {attack}"
+        changes, name = compare(each, best, scale=100), f"{aggregator} holds under {attack}"
         row = {**score_row(f"{attack}: {aggregator}", each, scale=100), "attack": attack, "aggregator": aggregator}
         if plan.strict:
-            judged = decide_claim(name, {"clothes": lost}, above=-100 * plan.margin)
-            change = {key: judged[key] for key in ("mean", "low", "high", "needed")}
-            yield {**row, "change": change, "verdict": judged["verdict"]}
+            decision = decide_claim(name, {"clothes": changes}, above=-100 * plan.margin)
+            change = {key: decision[key] for key in ("mean", "low", "high", "needed")}
+            yield {**row, "change": change, "verdict": decision["verdict"]}
         else:
-            first_look = claim(name, lost, above=-100 * plan.margin)
-            yield {**row, "change": asdict(first_look.interval), "verdict": first_look.verdict}
+            answer = claim(name, changes, above=-100 * plan.margin)
+            yield {**row, "change": asdict(answer.interval), "verdict": answer.verdict}
 
 
 def judge_worst(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """For each aggregator, does it hold under the attack that is worst for it in each seed?"""
     best, attacks = score_honest(seeds, results, *REFERENCE), [a for a in plan.attacks if a != NONE]
     for name in plan.aggregators:
-        lost = [compare(score_honest(seeds, results, attack, name), best, scale=100) for attack in attacks]
+        changes = [compare(score_honest(seeds, results, attack, name), best, scale=100) for attack in attacks]
         text = f"{name}: honest clients lose less than {100 * plan.margin:g} points under the worst attack"
-        worst, paper = [min(each) for each in zip(*lost, strict=True)], "fails" if name == "mean" else None
+        worst, paper = [min(each) for each in zip(*changes, strict=True)], "fails" if name == "mean" else None
         options: dict[str, Any] = {"unit": "points", "headline": name in ("mean", "mixing, trimmed mean")}
         yield decide_claim(text, {"clothes": worst}, above=-100 * plan.margin, paper=paper, **options)
 
@@ -216,7 +216,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The matrix, a summary by aggregator, and every cell."""
     rows = list(judge(plan, seeds, results))
     worst = list(judge_worst(plan, seeds, results)) if plan.strict else []
-    decided = sum(row["verdict"] != UNDECIDED for row in rows)
+    count = sum(row["verdict"] != UNDECIDED for row in rows)
     matrix = [
         {
             "attack": attack,
@@ -248,7 +248,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         rows=[*rows, *worst],
         sections=[
             Section(text=plan.pictures.title),
-            *([show_claims("Claims", worst, text=WORST.format(decided, len(rows)))] if plan.strict else []),
+            *([show_claims("Claims", worst, text=WORST.format(count, len(rows)))] if plan.strict else []),
             Section(title="Accuracy of honest clients", text=VERDICTS.format(100 * plan.margin), rows=matrix),
             Section(title="Which aggregators hold", rows=summary),
             Section(title="Every cell", rows=every),
@@ -282,18 +282,18 @@ def sentence(plan: Plan, rows: Sequence[Row]) -> str:
     summary = summarise(plan, rows)
     attacks = len(plan.attacks) - (NONE in plan.attacks)
     whole = [name for name, marks in summary.items() if len(marks["holds"]) == attacks]
-    failing = sum(bool(marks["fails"]) for marks in summary.values())
+    failures = sum(bool(marks["fails"]) for marks in summary.values())
     names, hold = "; ".join(whole) or "no aggregator", "hold" if len(whole) > 1 else "holds"
     return (
-        f"{names} {hold} under all {attacks} attacks; {failing} of {len(summary)} aggregators fail under one or more."
+        f"{names} {hold} under all {attacks} attacks; {failures} of {len(summary)} aggregators fail under one or more."
     )
 
 
 def draw(plan: Plan, rows: Sequence[Row]) -> Any:
     """The matrix as a heat map."""
-    by = {attack: [row for row in rows if row["attack"] == attack] for attack in plan.attacks}
-    numbers = {attack: [row["ours"] for row in own] for attack, own in by.items()}
-    marks = {attack: [MARKS[row["verdict"]] for row in own] for attack, own in by.items()}
+    groups = {attack: [row for row in rows if row["attack"] == attack] for attack in plan.attacks}
+    numbers = {attack: [row["ours"] for row in own] for attack, own in groups.items()}
+    marks = {attack: [MARKS[row["verdict"]] for row in own] for attack, own in groups.items()}
     title = f"holds: honest clients lose less than {100 * plan.margin:g} points; fails: more; open: not decided"
     label = "accuracy of honest clients (%)"
     return mo.reports.heat_map(

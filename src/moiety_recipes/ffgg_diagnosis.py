@@ -52,35 +52,35 @@ def plan(scale: str) -> Sizes:
 
 def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
     """Choose on the pilot seed, train every split for all seeds, and ask for advice."""
-    chosen = yield from run_pilot(plan, ARMS)
-    yield from run_seeds(plan, seeds, ARMS, chosen)
+    choices = yield from run_pilot(plan, ARMS)
+    yield from run_seeds(plan, seeds, ARMS, choices)
     yield [
-        Cell(key=(s, n, "advice"), work=partial(ask, plan, n, s, chosen[n]))
+        Cell(key=(s, n, "advice"), work=partial(ask, plan, n, s, choices[n]))
         for n, s in itertools.product(plan.settings, seeds)
     ]
 
 
-def ask(plan: Sizes, name: str, seed: int, chosen: Row) -> Row:
+def ask(plan: Sizes, name: str, seed: int, choice: Row) -> Row:
     """The advice by each solver, for a model that FedAvg trained on training rows without validation rows."""
     from moiety_recipes.ffgg_stages import fedavg, options
 
-    asked = options(plan, name, seed, fedavg(plan, chosen["rates"][FEDAVG], first=True), NOTHING, chosen["rounds"])
-    run = mo.fit(**{**asked, "data": load(name, seed), "engine": "vectorised"}, progress=False)
+    arguments = options(plan, name, seed, fedavg(plan, choice["rates"][FEDAVG], first=True), NOTHING, choice["rounds"])
+    run = mo.fit(**{**arguments, "data": load(name, seed), "engine": "vectorised"}, progress=False)
     model = run.export(load(name, seed).ids[0])
     splits = {split: build_split(name, model, split) for split in (NOTHING, *SPLITS)}
-    rates = [chosen["rates"][f"{split}, finetuning"] for split in SPLITS]
+    rates = [choice["rates"][f"{split}, finetuning"] for split in SPLITS]
     sgd = mo.sgd(sorted(rates)[len(rates) // 2], epochs=plan.epochs, batch_size=plan.batch_size)
     advice = {}
     for solver in SOLVERS:
         how: Row = {"solver": sgd} if solver == "SGD" else {}
-        found = mo.diagnose_split(model, load(name, seed), splits=splits, clients=30, seed=seed, **how)
-        table = [{key: row[key] for key in ("split", "left", "metric", "verdict")} for row in found.rows]
-        named = {kind: getattr(found, kind) for kind in ADVICE}
-        advice[solver] = {"rows": table} | {kind: row and row.split for kind, row in named.items()}
+        diagnosis = mo.diagnose_split(model, load(name, seed), splits=splits, clients=30, seed=seed, **how)
+        table = [{key: row[key] for key in ("split", "left", "metric", "verdict")} for row in diagnosis.rows]
+        picks = {kind: getattr(diagnosis, kind) for kind in ADVICE}
+        advice[solver] = {"rows": table} | {kind: row and row.split for kind, row in picks.items()}
     return advice
 
 
-def trained(results: Results, seed: int, name: str, split: str) -> float:
+def score_split(results: Results, seed: int, name: str, split: str) -> float:
     """The test accuracy of a split after training; with nothing personal FedAvg goes on instead."""
     method = COMMUNICATION if split == NOTHING else f"{split}, then finetuning"
     return float(results[seed, name, method]["score"])
@@ -91,8 +91,8 @@ def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
     claims = list(judge(plan, seeds, results))
     headline, single = ([row for row in claims if row["pooled"] == pooled] for pooled in (True, False))
     table = list(tabulate(plan, seeds, results))
-    measured = list(show_measured(plan, seeds, results))
-    chosen = results["chosen",]["chosen"]
+    measures = list(show_measured(plan, seeds, results))
+    choices = results["chosen",]["chosen"]
     return Page(
         about=ABOUT,
         rows=[*table, *claims],
@@ -100,9 +100,9 @@ def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
             show_claims("Claims", headline, text=CLAIMS),
             Section(title="Splits", text=TABLE, rows=[{k: v for k, v in row.items() if k in SHOWN} for row in table]),
             *([show_claims("Setting by setting", single)] if len(plan.settings) > 1 else []),
-            Section(title="What was measured", text=MEASURED, rows=measured),
+            Section(title="What was measured", text=MEASURED, rows=measures),
             Section(title="Settings", rows=[{"setting": n, "data": SETTINGS[n].title} for n in plan.settings]),
-            Section(title="Rates and rounds", rows=describe_choice(plan, chosen)),
+            Section(title="Rates and rounds", rows=describe_choice(plan, choices)),
             Section(title="Notes", text=RULE, notes=NOTES),
         ],
         sentence=count_verdicts(headline),
@@ -114,7 +114,7 @@ def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
 
 def best_split(seeds: Sequence[int], results: Results, name: str) -> str:
     """The split with the best mean accuracy over the seeds shown, which favours it."""
-    return max((NOTHING, *SPLITS), key=lambda split: fmean(trained(results, s, name, split) for s in seeds))
+    return max((NOTHING, *SPLITS), key=lambda split: fmean(score_split(results, s, name, split) for s in seeds))
 
 
 def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
@@ -125,10 +125,10 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
         losses = {}
         for n in names:
             best = best_split(seeds, results, n)
-            advised = [results[s, n, "advice"][solver][kind] or NOTHING for s in seeds]
+            splits = [results[s, n, "advice"][solver][kind] or NOTHING for s in seeds]
             losses[n] = [
-                trained(results, s, n, split) - trained(results, s, n, best)
-                for s, split in zip(seeds, advised, strict=True)
+                score_split(results, s, n, split) - score_split(results, s, n, best)
+                for s, split in zip(seeds, splits, strict=True)
             ]
         where = "" if pooled else f"{names[0]}: "
         text = f"{where}{ADVICE[kind]}, by {solver}, is within {MARGIN:g} point of the best split"
@@ -137,8 +137,8 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     for solver, split in itertools.product(SOLVERS, (NOTHING, *SPLITS)):
         gains = {
             n: [
-                trained(results, s, n, results[s, n, "advice"][solver]["best"] or NOTHING)
-                - trained(results, s, n, split)
+                score_split(results, s, n, results[s, n, "advice"][solver]["best"] or NOTHING)
+                - score_split(results, s, n, split)
                 for s in seeds
             ]
             for n in every
@@ -150,7 +150,7 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
 def tabulate(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """A row for each setting and split."""
     for name, split in itertools.product(plan.settings, (NOTHING, *SPLITS)):
-        row = score_row(f"{name}: {split}", [trained(results, s, name, split) for s in seeds], scale=100)
+        row = score_row(f"{name}: {split}", [score_split(results, s, name, split) for s in seeds], scale=100)
         mark = " (best)" if split == best_split(seeds, results, name) else ""
         counts = {
             f"advised by {solver}, {kind}": Counter(results[s, name, "advice"][solver][kind] for s in seeds)[split]
@@ -177,11 +177,13 @@ def show_measured(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterat
 def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
     """Accuracy by setting and split, with the best and how often each was advised."""
     splits = (NOTHING, *SPLITS)
-    rows = {n: [100 * fmean(trained(results, s, n, split) for s in seeds) for split in splits] for n in plan.settings}
+    rows = {
+        n: [100 * fmean(score_split(results, s, n, split) for s in seeds) for split in splits] for n in plan.settings
+    }
     marks = {}
     for n in plan.settings:
-        best, advised = best_split(seeds, results, n), Counter(results[s, n, "advice"]["SGD"]["best"] for s in seeds)
-        marks[n] = [f"{'best, ' if split == best else ''}advised {advised[split]}x" for split in splits]
+        best, counts = best_split(seeds, results, n), Counter(results[s, n, "advice"]["SGD"]["best"] for s in seeds)
+        marks[n] = [f"{'best, ' if split == best else ''}advised {counts[split]}x" for split in splits]
     title = f"best: the best split after training; advised: by the diagnosis, in so many of {len(seeds)} seeds"
     return mo.reports.heat_map(rows, splits, label="test accuracy (%)", marks=marks, title=title)
 

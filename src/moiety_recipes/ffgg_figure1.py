@@ -183,7 +183,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     problem = draw_problem(plan.size, seeds[0])
     lines = {str(name): row for (_, name), row in results.items()}
     rows, claims = list(tabulate(plan, problem, lines)), list(judge(plan, problem, lines))
-    lost = [row["row"] for row in claims if row["verdict"] != HOLDS]
+    rest = [row["row"] for row in claims if row["verdict"] != HOLDS]
     return Page(
         about=ABOUT,
         rows=[*rows, *claims],
@@ -193,7 +193,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             Section(title="Claims", rows=[_shorten(row) for row in claims], columns=CLAIMS),
             Section(title="Decided here", notes=NOTES),
         ],
-        sentence=count_verdicts(claims) + (f" Not, or not decided: {'; '.join(lost)}." if lost else ""),
+        sentence=count_verdicts(claims) + (f" Not, or not decided: {'; '.join(rest)}." if rest else ""),
         figures={"figure1.png": ("Errors over rounds", partial(draw, plan, lines))},
         more={"notes": NOTES, "points": {name: line["points"] for name, line in lines.items()}},
     )
@@ -265,14 +265,14 @@ def _constants(plan: Plan, problem: Quadratics) -> str:
 
     size = plan.size
     bulk = np.linalg.eigvalsh(problem.gram[:, problem.d :, problem.d :])[:, :-1]
-    printed = problem.smooth() / (2 * size.clients**2)
+    step = problem.smooth() / (2 * size.clients**2)
     return (
         f"{size.clients} clients of {size.rows:,} rows, {size.shared} shared and {size.personal} personal dimensions."
         f" L = {problem.cocoercive():.4g} (Assumption 1), L_f = {problem.smooth():.4g}, curvature in w up to"
         f" {problem.smooth_in_w():.4g} in one direction and between {bulk.min():.3g} and {bulk.max():.3g} in the"
         " others: the narrower this range, the fewer steps of conjugate gradients are enough. With L2GD's step size as"
-        f" printed a local step would be at least {printed:.3g} times the gradient,"
-        f" {printed * problem.smooth():.3g} times 1 / L_f; beyond 2 it diverges."
+        f" printed a local step would be at least {step:.3g} times the gradient,"
+        f" {step * problem.smooth():.3g} times 1 / L_f; beyond 2 it diverges."
     )
 
 

@@ -32,13 +32,13 @@ def ffgg(problem: Quadratics, steps: int) -> float:
     """
     d, g = problem.d, problem.gram
     cross, inner = g[:, :d, d:], g[:, d:, d:]
-    left = np.linalg.matrix_power(np.eye(g.shape[1] - d) - inner / problem.smooth_in_w(), steps)
+    decay = np.linalg.matrix_power(np.eye(g.shape[1] - d) - inner / problem.smooth_in_w(), steps)
     pull = np.linalg.solve(inner, np.swapaxes(cross, 1, 2))  # Q^-1 C^T
-    moved = left @ pull - pull  # of w_m with theta - theta*
-    rest = -np.einsum("mij,mj->mi", left, problem.w)  # w_m - w_m* at theta*
-    jacobian = (g[:, :d, :d] + cross @ moved).mean(0)
+    shift = decay @ pull - pull  # of w_m with theta - theta*
+    rest = -np.einsum("mij,mj->mi", decay, problem.w)  # w_m - w_m* at theta*
+    jacobian = (g[:, :d, :d] + cross @ shift).mean(0)
     gap = np.linalg.solve(jacobian, -np.einsum("mij,mj->mi", cross, rest).mean(0))
-    w = problem.w + rest + moved @ gap
+    w = problem.w + rest + shift @ gap
     return error(problem, np.hstack([np.tile(problem.theta + gap, (len(w), 1)), w]))
 
 
@@ -51,8 +51,8 @@ def one_model(problem: Quadratics) -> float:
 def local_gd(problem: Quadratics, lr: float, steps: int) -> float:
     """The end of Local GD: sum_m (I - (I - lr G_m)^steps)(x - x_m*) = 0."""
     eye = np.eye(problem.gram.shape[1])
-    moved = eye - np.linalg.matrix_power(eye - lr * problem.gram, steps)
-    return error(problem, np.linalg.solve(moved.mean(0), np.einsum("mij,mj->mi", moved, problem.stars()).mean(0)))
+    shift = eye - np.linalg.matrix_power(eye - lr * problem.gram, steps)
+    return error(problem, np.linalg.solve(shift.mean(0), np.einsum("mij,mj->mi", shift, problem.stars()).mean(0)))
 
 
 def l2gd(problem: Quadratics, pull: float) -> float:
@@ -62,7 +62,7 @@ def l2gd(problem: Quadratics, pull: float) -> float:
     (I - mean of K_m) mean = mean of (I - K_m) x_m*.
     """
     size = problem.gram.shape[1]
-    held = pull * np.linalg.inv(problem.gram + pull * np.eye(size))
+    weights = pull * np.linalg.inv(problem.gram + pull * np.eye(size))
     own = problem.stars()
-    mean = np.linalg.solve(np.eye(size) - held.mean(0), (own - np.einsum("mij,mj->mi", held, own)).mean(0))
-    return error(problem, own + np.einsum("mij,mj->mi", held, mean - own))
+    mean = np.linalg.solve(np.eye(size) - weights.mean(0), (own - np.einsum("mij,mj->mi", weights, own)).mean(0))
+    return error(problem, own + np.einsum("mij,mj->mi", weights, mean - own))

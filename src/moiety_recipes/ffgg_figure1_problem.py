@@ -106,10 +106,10 @@ def draw_uniform(size: Size, seed: int) -> OwnStars:
     grams, slopes = zip(*(_draw_rows(size, seed, m) for m in range(size.clients)), strict=True)
     gram = np.stack(grams)
     stars = np.linalg.solve(gram, np.stack(slopes)[..., None])[..., 0]
-    drawn = OwnStars(gram, np.zeros(d), stars[:, d:], stars[:, :d])
-    jacobians = drawn.operators()
+    problem = OwnStars(gram, np.zeros(d), stars[:, d:], stars[:, :d])
+    jacobians = problem.operators()
     theta = np.linalg.solve(jacobians.mean(0), np.einsum("mij,mj->mi", jacobians, stars[:, :d]).mean(0))
-    return replace(drawn, theta=theta)
+    return replace(problem, theta=theta)
 
 
 def _draw_rows(size: Size, seed: int, m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,8 +156,8 @@ def build_task(problem: Quadratics, *, curvature: bool) -> mo.Task:
 
     def by_slope(params: Values, batch: Values) -> Tensor:
         gap = torch.cat([params[THETA], params[W]]) - batch["star"]
-        held = gap.detach()
-        return (times(held, batch["gram"]) * (gap - held / 2)).sum(-1)
+        constant = gap.detach()
+        return (times(constant, batch["gram"]) * (gap - constant / 2)).sum(-1)
 
     zeros = {THETA: torch.zeros(d, dtype=torch.float64), W: torch.zeros(problem.w.shape[1], dtype=torch.float64)}
     return mo.task.from_functions(zeros, by_blocks if curvature else by_slope)

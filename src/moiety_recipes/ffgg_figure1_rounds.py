@@ -85,18 +85,20 @@ def ffgg_by_cg(problem: Quadratics, step: float, steps: int) -> Iterator[State]:
 
     def solve(right: np.ndarray) -> np.ndarray:
         w, rest = np.zeros_like(right), right.copy()
-        along, size = rest.copy(), (rest**2).sum(1)
-        enough = 1e-30 * size
+        direction, size = rest.copy(), (rest**2).sum(1)
+        floor = 1e-30 * size
         for _ in range(steps):
-            moved = _times(inner, along)
-            bend = (along * moved).sum(1)
+            product = _times(inner, direction)
+            bend = (direction * product).sum(1)
             # A client whose rest is nothing but rounding stands still.
-            go = (size > enough) & (bend > 0)
-            pace = np.where(go, size / np.where(go, bend, 1), 0)[:, None]
-            w, rest = w + pace * along, rest - pace * moved
+            active = (size > floor) & (bend > 0)
+            pace = np.where(active, size / np.where(active, bend, 1), 0)[:, None]
+            w, rest = w + pace * direction, rest - pace * product
             new = (rest**2).sum(1)
-            along = np.where(go[:, None], rest + (new / np.where(go, size, 1))[:, None] * along, along)
-            size = np.where(go, new, size)
+            direction = np.where(
+                active[:, None], rest + (new / np.where(active, size, 1))[:, None] * direction, direction
+            )
+            size = np.where(active, new, size)
         return w
 
     return _run_ffgg(problem, step, solve)
@@ -117,10 +119,10 @@ def scaffold(problem: Quadratics, lr: float, steps: int, outer: float) -> Iterat
     x, control = np.zeros(stars.shape[1]), np.zeros_like(stars)
     while True:
         yield x[: problem.d], np.broadcast_to(x, stars.shape)
-        lean = control.mean(0) - control
-        centre = stars - local.inverse(lean)
+        correction = control.mean(0) - control
+        centre = stars - local.inverse(correction)
         y = centre + local.times(steps, x - centre)
-        control = (x - y) / (steps * lr) - lean
+        control = (x - y) / (steps * lr) - correction
         x = x + outer * (y - x).mean(0)
 
 

@@ -81,11 +81,11 @@ def summarise(table: Row) -> Iterator[Row]:
     if recipe != "ffgg-readings":
         yield from headlines
         return
-    ahead: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in headlines:
         if "FFGG is ahead of" in row["row"]:
-            ahead.setdefault(row["row"].partition(": ")[0], []).append(row)
-    for reading, own in ahead.items():
+            groups.setdefault(row["row"].partition(": ")[0], []).append(row)
+    for reading, own in groups.items():
         methods: dict[str, list[Row]] = {}
         for row in own:
             methods.setdefault(row["row"].split("ahead of ")[1].split(",")[0], []).append(row)

@@ -238,8 +238,8 @@ def _lead(ours: Sequence[Row], others: Sequence[Row], measure: str) -> str:
     """The round from which on ours is below in most problems; a dash where it is not at the end."""
     rounds, first = ours[0]["rounds"], None
     for at in reversed(range(len(rounds))):
-        below = sum(a[measure][at] < b[measure][at] for a, b in zip(ours, others, strict=True))
-        if 2 * below <= len(ours):
+        count = sum(a[measure][at] < b[measure][at] for a, b in zip(ours, others, strict=True))
+        if 2 * count <= len(ours):
             break
         first = rounds[at]
     return "-" if first is None else str(first)

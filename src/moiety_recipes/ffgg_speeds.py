@@ -95,12 +95,12 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
     """Choose a rate for each method and form on the pilot seed, then run everything."""
     for seed in (plan.pilot, *seeds):
         load(plan.pictures, seed)
-    tried = [(m, f, lr) for m, f in itertools.product(METHODS, FORMS) for lr in plan.rates(m)]
+    trials = [(m, f, lr) for m, f in itertools.product(METHODS, FORMS) for lr in plan.rates(m)]
     rows = yield [
         build_cell(plan, ("pilot", method, form, f"{lr:g}"), "exponential", method, form, lr, plan.pilot)
-        for method, form, lr in tried
+        for method, form, lr in trials
     ]
-    scores = dict(zip(tried, (row["accuracy"][-1] or 0.0 for row in rows), strict=True))
+    scores = dict(zip(trials, (row["accuracy"][-1] or 0.0 for row in rows), strict=True))
     rates = {
         f"{m} {f}": max(plan.rates(m), key=lambda lr: scores[m, f, lr]) for m, f in itertools.product(METHODS, FORMS)
     }
@@ -168,16 +168,16 @@ def quarters(plan: Plan, speed: str, clients: Sequence[Row], seed: int) -> tuple
 
 def measure(plan: Plan, seed: int, results: Results, speed: str, method: str) -> dict[str, float]:
     """What both forms of a method differ in, for one seed: accuracy, the slow, the bias, and how much sooner."""
-    waits, goes = (results[seed, speed, method, form] for form in FORMS)
-    fast, slow = zip(*(quarters(plan, speed, row["clients"], seed) for row in (waits, goes)), strict=True)
-    target = plan.share * waits["accuracy"][-1]
-    times = [time_to(row, target) for row in (waits, goes)]
-    late = goes["time"][-1] if times[1] is None else times[1]  # a lower bound where it never came so far
+    sync_run, async_run = (results[seed, speed, method, form] for form in FORMS)
+    fast, slow = zip(*(quarters(plan, speed, row["clients"], seed) for row in (sync_run, async_run)), strict=True)
+    target = plan.share * sync_run["accuracy"][-1]
+    times = [time_to(row, target) for row in (sync_run, async_run)]
+    late = async_run["time"][-1] if times[1] is None else times[1]  # a lower bound where it never came so far
     return {
-        "change": goes["accuracy"][-1] - waits["accuracy"][-1],
+        "change": async_run["accuracy"][-1] - sync_run["accuracy"][-1],
         "slow": slow[1] - slow[0],
         "bias": (fast[1] - slow[1]) - (fast[0] - slow[0]),
-        "sooner": math.log2((times[0] or waits["time"][-1]) / late),
+        "sooner": math.log2((times[0] or sync_run["time"][-1]) / late),
     }
 
 
@@ -207,8 +207,8 @@ def judge(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
         text = f"{where}asynchronous FedAvg is biased: the fastest quarter gains on the slowest"
         yield decide(text, pick(speeds, "fedavg", "bias"), paper="biased", **points)
         text = f"{where}asynchronous FedAvg loses at its slowest quarter"
-        lost = [-value for value in pick(speeds, "fedavg", "slow")]
-        yield decide(text, lost, paper="biased", **{**points, "headline": False})
+        losses = [-value for value in pick(speeds, "fedavg", "slow")]
+        yield decide(text, losses, paper="biased", **{**points, "headline": False})
         text = f"{where}FFGG is less biased than FedAvg"
         ours, theirs = pick(speeds, "ffgg", "bias"), pick(speeds, "fedavg", "bias")
         yield decide(text, [b - a for a, b in zip(ours, theirs, strict=True)], paper="less", **points)
@@ -225,10 +225,10 @@ def tabulate(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row
         both = [quarters(plan, speed, run["clients"], s) for run, s in zip(runs, seeds, strict=True)]
         fast, slow = zip(*both, strict=True)
         row = score_row(f"{SPEEDS[speed]}: {title}, {form}", [run["accuracy"][-1] for run in runs], scale=100)
-        shown: Row = {"all": show(row, digits=1)}
+        texts: Row = {"all": show(row, digits=1)}
         for name, values in {"fastest quarter": fast, "slowest quarter": slow}.items():
-            shown[name] = show(score_row("", values, scale=100), digits=1)
-        yield {**row, **shown, "virtual seconds": f"{fmean(run['time'][-1] for run in runs):.0f}", "verdict": None}
+            texts[name] = show(score_row("", values, scale=100), digits=1)
+        yield {**row, **texts, "virtual seconds": f"{fmean(run['time'][-1] for run in runs):.0f}", "verdict": None}
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:

@@ -44,8 +44,8 @@ def plan(scale: str) -> Sizes:
 
 def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
     """Choose on the pilot seed, then run all seeds."""
-    chosen = yield from run_pilot(plan, ARMS)
-    yield from run_seeds(plan, seeds, ARMS, chosen)
+    choices = yield from run_pilot(plan, ARMS)
+    yield from run_seeds(plan, seeds, ARMS, choices)
 
 
 def final(arm: Arm) -> str:
@@ -57,9 +57,9 @@ def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
     """Claims, scores of every setting, what the pilot chose, and figures."""
     claims = list(judge(plan, seeds, results))
     scores = list(tabulate(plan, seeds, results))
-    chosen = results["chosen",]["chosen"]
+    choices = results["chosen",]["chosen"]
     settings = [{"setting": name, "data and network": SETTINGS[name].title} for name in plan.settings]
-    shown = [
+    lines = [
         {"method": method} | {row["setting"]: show_interval(row, digits=1) for row in scores if row["row"] == method}
         for method in dict.fromkeys(row["row"] for row in scores)
     ]
@@ -69,13 +69,13 @@ def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
         rows=[*scores, *claims],
         sections=[
             show_claims("Claims over all settings", pooled or single, text=CLAIMS),
-            Section(title="Test accuracy (%)", text=SCORES, rows=shown),
+            Section(title="Test accuracy (%)", text=SCORES, rows=lines),
             *([show_claims("Setting by setting", single)] if pooled else []),
             Section(title="Settings", rows=settings),
             Section(
                 title="Rates and rounds",
                 text=CHOSEN.format(", ".join(map(str, plan.pilots))),
-                rows=describe_choice(plan, chosen),
+                rows=describe_choice(plan, choices),
             ),
             Section(title="Notes", text=RULE, notes=NOTES),
         ],
@@ -172,9 +172,11 @@ SCORES = "Means over seeds, with 95% intervals."
 CHOSEN = (
     "Chosen on validation rows of seeds {}, which are not reported; each method had the same rates. The first of these"
     " seeds tries all rates, the next its best three. A rate with less than half of the best score on one of them is"
-    " left out, and of those within half a point of the best mean the smallest is taken. A curve, the mean over these"
-    " seeds, is flat from round R on where its mean over the last quarter is above that over the quarter before by less"
-    " than half a point, or by less than two standard errors, there and at all later rounds."
+    " left out. A rate's score is the mean over the last quarter of its rounds, up to where its curve is flat. Of the"
+    " rates within half a point of the best, the smallest with a flat curve is taken, and the smallest if none has one."
+    " A curve, the mean over these seeds, is flat from round R on where its mean over the last quarter is above that"
+    " over the quarter before by less than half a point, or by less than two standard errors, there and at all later"
+    " rounds."
 )
 NOTES = (
     "Thirty clients take part in a round. The server has momentum 0.9 in FedAvg's own rounds, and takes the plain mean"

@@ -2,9 +2,9 @@
 
 Pilot seeds, which are not reported, choose on validation rows. Each method has the same rates: the first pilot seed
 tries them all, the next those that did best there. The rounds of FedAvg are the first from which on its mean curve is
-flat (``find_flat``). All of stage two has the rounds that its slowest method needs by the same test. Reported seeds
-train on training and validation rows, and are scored on test rows. Every seed deals the rows anew. The server has
-momentum in stage one alone.
+flat (``find_flat``), at a rate at which it is. All of stage two has the rounds that its slowest method needs by the
+same test. Reported seeds train on training and validation rows, and are scored on test rows. Every seed deals the rows
+anew. The server has momentum in stage one alone.
 
 Local FFGG (Algorithm 4) makes one epoch on the personal part, then one in turns on both: three passes in all, where a
 round of FedAvg makes one. So FedAvg with equal communication goes on for as many rounds, with equal computation for
@@ -44,7 +44,7 @@ class Sizes:
     cohort: int = 30
     batch_size: int = 16
     rates: tuple[float, ...] = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-    kept: int = 3
+    finalists: int = 3
     """So many rates, the best on the first pilot seed, are tried on the other pilot seeds."""
     momentum: float = 0.9
     """The server's in stage one; later it takes the plain mean."""
@@ -64,10 +64,10 @@ def plan_sizes(scale: str, *, seeds: int) -> Sizes:
     """The sizes of a scale, with so many seeds at ``night`` and ``paper``."""
     if scale == "ci":
         few: dict[str, Any] = {"cohort": 2, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 2}
-        return Sizes(("digits",), seeds=1, rounds=4, personal_rounds=2, kept=1, **few)
+        return Sizes(("digits",), seeds=1, rounds=4, personal_rounds=2, finalists=1, **few)
     if scale == "laptop":
         return Sizes(("speakers", "clothes"), seeds=3, rounds=200, personal_rounds=40)
-    return Sizes(NIGHT, seeds=seeds, rounds=400, personal_rounds=40)
+    return Sizes(NIGHT, seeds=seeds, rounds=1200, personal_rounds=80, points=48)
 
 
 @dataclass(frozen=True)
@@ -177,18 +177,27 @@ def find_flat(course: Sequence[Sequence[float]], flat: float) -> int | None:
 
 
 def choose(rows: Mapping[float, Sequence[Row]], close: float) -> float:
-    """The smallest rate whose mean score over pilot seeds is within ``close`` of the best.
+    """The smallest rate with a flat mean curve whose score is within ``close`` of the best; the smallest if none is.
 
-    A rate that has less than half of the best score on some pilot seed has failed there, and is left out.
+    The score of a rate is the mean of its curve over the last quarter of the rounds that it would be given: up to where
+    it is flat. A rate that has less than half of the best score on some pilot seed has failed there, and is left out.
     """
     best = [max(row["score"] for row in seed) for seed in zip(*rows.values(), strict=True)]
     sound = {
-        lr: fmean(row["score"] for row in own)
+        lr: own
         for lr, own in rows.items()
         if all(row["score"] >= most / 2 for row, most in zip(own, best, strict=True))
     }
-    means = sound or {lr: fmean(row["score"] for row in own) for lr, own in rows.items()}
-    return min(lr for lr, mean in means.items() if mean >= max(means.values()) - close)
+    curves = {lr: average(own) for lr, own in (sound or rows).items()}
+    ends = {lr: find_flat(curve, close) for lr, curve in curves.items()}
+    scores = {lr: score_end(curve, ends[lr] or curve[-1][0]) for lr, curve in curves.items()}
+    near = [lr for lr, score in scores.items() if score >= max(scores.values()) - close]
+    return min([lr for lr in near if ends[lr]] or near)
+
+
+def score_end(curve: Sequence[tuple[int, float]], last: int) -> float:
+    """The mean of a curve over the last quarter of the rounds up to ``last``."""
+    return fmean(score for at, score in curve if 3 * last / 4 < at <= last)
 
 
 def average(rows: Sequence[Row]) -> list[tuple[int, float]]:
@@ -234,7 +243,7 @@ def try_rates(sizes: Sizes, steps: Sequence[Step]) -> Steps:
             for own in table.values():
                 own.append(next(rows))
         if seed == sizes.pilots[0] and len(sizes.pilots) > 1:
-            tables = [_keep_best(table, sizes.kept) for table in tables]
+            tables = [_keep_best(table, sizes.finalists) for table in tables]
     rates = [choose(table, sizes.flat) for table in tables]
     return [(rate, average(table[rate])) for rate, table in zip(rates, tables, strict=True)]
 
@@ -251,13 +260,13 @@ def run_pilot(sizes: Sizes, arms: Sequence[Arm]) -> Steps:
         load(name, seed)
     train = partial(fedavg, sizes, first=True)
     steps = [Step(n, FEDAVG, NOTHING, sizes.rounds, train) for n in names]
-    chosen: dict[str, Row] = {}
+    choices: dict[str, Row] = {}
     for step, (rate, course) in zip(steps, (yield from try_rates(sizes, steps)), strict=True):
         flat = find_flat(course, sizes.flat)
-        chosen[step.setting] = {"rates": {FEDAVG: rate}, "rounds": flat or sizes.rounds, "flat": {FEDAVG: flat}}
+        choices[step.setting] = {"rates": {FEDAVG: rate}, "rounds": flat or sizes.rounds, "flat": {FEDAVG: flat}}
     yield [
         build_cell(sizes, base_key(s, n), n, s, train(own["rates"][FEDAVG]), NOTHING, own["rounds"])
-        for s, (n, own) in itertools.product(sizes.pilots, chosen.items())
+        for s, (n, own) in itertools.product(sizes.pilots, choices.items())
     ]
     steps = [
         Step(n, a.name, a.split, sizes.personal_rounds, partial(local_ffgg, sizes, a), partial(base_key, name=n))
@@ -265,11 +274,11 @@ def run_pilot(sizes: Sizes, arms: Sequence[Arm]) -> Steps:
     ]
     starts = {}
     for step, (rate, course) in zip(steps, (yield from try_rates(sizes, steps)), strict=True):
-        own = chosen[step.setting]
+        own = choices[step.setting]
         own["rates"][step.method] = rate
         own["flat"][step.method] = find_flat(course, sizes.flat)
         starts[step.setting, step.method] = partial(step.key, lr=rate)
-    for own in chosen.values():
+    for own in choices.values():
         own["personal_rounds"] = max(flat or sizes.personal_rounds for m, flat in own["flat"].items() if m != FEDAVG)
     everyone = {"cohort": None}
     steps = [
@@ -277,9 +286,9 @@ def run_pilot(sizes: Sizes, arms: Sequence[Arm]) -> Steps:
         for n, a in itertools.product(names, arms)
     ]
     for step, (rate, _) in zip(steps, (yield from try_rates(sizes, steps)), strict=True):
-        chosen[step.setting]["rates"][step.method] = rate
-    yield Cell(key=("chosen",), work=lambda: {"chosen": chosen})
-    return chosen
+        choices[step.setting]["rates"][step.method] = rate
+    yield Cell(key=("chosen",), work=lambda: {"chosen": choices})
+    return choices
 
 
 def base_key(seed: int, name: str) -> tuple[str | int, ...]:
@@ -292,19 +301,19 @@ def tuned(arm: Arm) -> str:
     return f"{arm.name}, finetuning"
 
 
-def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], chosen: Mapping[str, Row]) -> Steps:
+def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], choices: Mapping[str, Row]) -> Steps:
     """All reported runs, stage by stage."""
     pairs = list(itertools.product(sizes.settings, seeds))
     for name, seed in pairs:
         load(name, seed)
     train = partial(fedavg, sizes, first=True)
     yield [
-        build_cell(sizes, (s, n, FEDAVG), n, s, train(chosen[n]["rates"][FEDAVG]), NOTHING, chosen[n]["rounds"])
+        build_cell(sizes, (s, n, FEDAVG), n, s, train(choices[n]["rates"][FEDAVG]), NOTHING, choices[n]["rounds"])
         for n, s in pairs
     ]
     stage = []
     for n, s in pairs:
-        rates, rounds = chosen[n]["rates"], chosen[n]["personal_rounds"]
+        rates, rounds = choices[n]["rates"], choices[n]["personal_rounds"]
         for method, times in ((COMMUNICATION, 1), (COMPUTATION, PASSES)):
             algorithm = fedavg(sizes, rates[NOTHING])
             stage.append(
@@ -317,7 +326,7 @@ def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], chosen: M
     yield stage
     finals = []
     for (n, s), arm in itertools.product(pairs, arms):
-        algorithm = finetune(sizes, arm, chosen[n]["rates"][tuned(arm)])
+        algorithm = finetune(sizes, arm, choices[n]["rates"][tuned(arm)])
         key, start = (s, n, f"{arm.name}, then finetuning"), (s, n, arm.name)
         finals.append(build_cell(sizes, key, n, s, algorithm, arm.split, 1, start=start, cohort=None))
         if not arm.fresh:
@@ -326,10 +335,10 @@ def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], chosen: M
     yield finals
 
 
-def describe_choice(sizes: Sizes, chosen: Mapping[str, Row]) -> list[Row]:
+def describe_choice(sizes: Sizes, choices: Mapping[str, Row]) -> list[Row]:
     """Rates, rounds and whether curves were flat, a row for each setting and method."""
     rows = []
-    for name, own in chosen.items():
+    for name, own in choices.items():
         for method, rate in own["rates"].items():
             if "finetuning" in method:
                 continue

@@ -82,9 +82,9 @@ class Problem:
 
         values = np.linalg.eigvalsh(self.operators)
         mean = self.operators.mean(0)
-        apart = self.operators - mean
+        deviations = self.operators - mean
         root = np.linalg.inv(np.linalg.cholesky(mean))
-        similar = float(np.linalg.eigvalsh(root @ (apart @ apart).mean(0) @ root.T).max())
+        similar = float(np.linalg.eigvalsh(root @ (deviations @ deviations).mean(0) @ root.T).max())
         m, f = len(self.x), byzantine
         g = m - f
         kappa = 8 * f / g * (1 + 6 * f / (m - 2 * f) * (1 + f / (m - 2 * f)))
@@ -242,26 +242,29 @@ def _constants(plan: Plan, seed: int) -> dict[str, float]:
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """The claims, the matrix of errors, the constants and the figure."""
     rows, claims = list(judge(plan, seeds, results)), list(judge_all(plan, seeds, results))
-    by = {(row["attack"], row["aggregator"]): row for row in rows}
+    index = {(row["attack"], row["aggregator"]): row for row in rows}
     matrix = [
         {"attack": attack}
-        | {name: f"{by[attack, name]['error']:.1f} {MARKS[by[attack, name]['verdict']]}" for name in plan.aggregators}
+        | {
+            name: f"{index[attack, name]['error']:.1f} {MARKS[index[attack, name]['verdict']]}"
+            for name in plan.aggregators
+        }
         | {TOGETHER: f"{fmean(_decades(results[s, attack, TOGETHER]['path'][-1]) for s in seeds):.1f}"}
         for attack in plan.attacks
     ]
     constants = {s: _constants(plan, s) for s in seeds}
     table = [{"seed": s, **{key: f"{value:.3g}" for key, value in each.items()}} for s, each in constants.items()]
-    decided = sum(row["verdict"] != "not decided at this scale" for row in rows)
+    count = sum(row["verdict"] != "not decided at this scale" for row in rows)
     return Page(
         about=ABOUT,
         rows=[*claims, *rows],
         sections=[
             show_claims("Claims", claims),
-            Section(title="Every aggregator under every attack", text=MATRIX.format(decided, len(rows)), rows=matrix),
+            Section(title="Every aggregator under every attack", text=MATRIX.format(count, len(rows)), rows=matrix),
             Section(title="Constants", text=CONSTANTS, rows=table),
             Section(title="Notes", text=RULE, notes=NOTES),
         ],
-        sentence=f"{count_verdicts(claims)} {decided} of {len(rows)} cells are decided.",
+        sentence=f"{count_verdicts(claims)} {count} of {len(rows)} cells are decided.",
         figures={"paths.png": ("Error over rounds, a panel for each attack", partial(draw, plan, seeds, results))},
     )
 

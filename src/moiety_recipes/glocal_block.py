@@ -131,20 +131,20 @@ def run_block(
     for t in range(rounds):
         now = torch.full((groups,), t)
         for_server, for_client, y = read(now)
-        sent = now - block.delay
-        received = versions[sent.clamp(min=0) % (longest + 1), every]
+        origin = now - block.delay
+        received = versions[origin.clamp(min=0) % (longest + 1), every]
         by_client[t] = torch.einsum("gpd,gpdk->gpk", for_client, v) if personalises else 0.0
         by_server = torch.einsum("gpd,gdk->gpk", for_server, received) if shares else 0.0
         error = by_server + by_client[t] - y
         losses[:, t] = error.square().sum(-1).mean(-1)
         slopes[t] = 2 * error
         if shares:
-            s = sent.clamp(min=0)
+            s = origin.clamp(min=0)
             for_server, _, y = read(s)
             slope = slopes[s, every]
             if block.alignment == "misaligned":
                 slope = 2 * (torch.einsum("gpd,gdk->gpk", for_server, u) + by_client[s, every] - y)
-            past = _is_past(sent)
+            past = _is_past(origin)
             gradient = torch.einsum("gpd,gpk->gdk", for_server, slope * past)
             server.step(gradient, for_server, past, lr)
         if personalises:

@@ -181,7 +181,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         claims = list(decide_all(plan, points))
     else:
         claims = [claim for source, own in points.items() for claim in judge_source(plan, source, own)]
-    shown = decided.show_claims("Claims", claims, text=decided.RULE) if plan.decide else show_claims(claims)
+    section = decided.show_claims("Claims", claims, text=decided.RULE) if plan.decide else show_claims(claims)
     single = [claim for claim in claims if not claim["row"].endswith(", pooled")]
     growth, best = ([claim for claim in single if text in claim["row"]] for text in ("Glocal gains", "Glocal beats"))
     sentence = (
@@ -201,7 +201,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         note.format(plan=plan, length=length, rates=list_numbers(plan.rates))
         for note in ((DIVIDED, *NOTES) if plan.divided else NOTES)
     ]
-    return build_page(rows + claims, [shown, *tables], sentence, notes, results, figures)
+    return build_page(rows + claims, [section, *tables], sentence, notes, results, figures)
 
 
 glocal_clients = Experiment(

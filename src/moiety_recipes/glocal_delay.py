@@ -115,14 +115,14 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     }
     rows = [own[tau][rule] for own in scores.values() for rule in RULES for tau in own]
     claims = {source: judge_source(plan, source, own) for source, own in rules.items()}
-    judged = [claim for own in claims.values() for claim in own]
+    every = [claim for own in claims.values() for claim in own]
     by_delay = zip(plan.delays[1:], zip(*claims.values(), strict=True), strict=False)
     counts = ", ".join(f"{count_holding(own)} of {len(own)} at {tau}" for tau, own in by_delay)
     panels = {f"{source}, {results[(source,)]['clients']} clients": own for source, own in scores.items()}
     axes = "delay tau, each way (rounds)", "test accuracy (%)"
     return build_page(
-        rows + judged,
-        [show_claims(judged), *(show_scores(source, "tau", own, {}) for source, own in scores.items())],
+        rows + every,
+        [show_claims(every), *(show_scores(source, "tau", own, {}) for source, own in scores.items())],
         f"Accuracy is within {plan.margin:g} points of that without delay, by delay and data sets: {counts}.",
         [note.format(plan=plan, rates=list_numbers(plan.rates)) for note in NOTES],
         results,

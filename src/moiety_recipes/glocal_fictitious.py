@@ -111,29 +111,29 @@ def run_sgd(stream: Stream) -> Row:
 
 def run_refits(stream: Stream, rule: Callable[..., Any]) -> Row:
     """A method that refits both sides in every round."""
-    played = rule(*stream, shared=START, personal=START)
-    return keep_points(played.losses[..., 0], played.shared[:, 1:])
+    trajectory = rule(*stream, shared=START, personal=START)
+    return keep_points(trajectory.losses[..., 0], trajectory.shared[:, 1:])
 
 
 def keep_points(losses: Any, shared: Any) -> Row:
     """Average losses and parameters at rounds that a logarithmic axis shows evenly, of every rollout."""
     rounds = losses.shape[1]
-    shown = np.unique(np.geomspace(1, rounds, 60).astype(int))
+    ticks = np.unique(np.geomspace(1, rounds, 60).astype(int))
     averages = np.cumsum(losses, axis=1) / np.arange(1, rounds + 1)
     return {
-        "shown": shown.tolist(),
-        "losses": averages[:, shown - 1].tolist(),
-        "shared": shared[:, shown - 1].tolist(),
+        "shown": ticks.tolist(),
+        "losses": averages[:, ticks - 1].tolist(),
+        "shared": shared[:, ticks - 1].tolist(),
     }
 
 
-def describe_end(label: str, kept: Row) -> Row:
+def describe_end(label: str, result: Row) -> Row:
     """Where a method ends: the distance of the shared part from the best; itself and the average loss, as text."""
-    distances = [float(np.linalg.norm(np.array(course[-1]) - [0, 1])) for course in kept["shared"]]
-    ends = {axis: [course[-1][k] for course in kept["shared"]] for k, axis in enumerate(("first", "second"))}
-    ends["loss"] = [course[-1] for course in kept["losses"]]
-    shown = {key: show_interval(score_row(key, values), digits=4) for key, values in ends.items()}
-    return {"row": label, "ours": float(np.mean(distances)), "each": distances, **shown, "paper": None}
+    distances = [float(np.linalg.norm(np.array(course[-1]) - [0, 1])) for course in result["shared"]]
+    ends = {axis: [course[-1][k] for course in result["shared"]] for k, axis in enumerate(("first", "second"))}
+    ends["loss"] = [course[-1] for course in result["losses"]]
+    texts = {key: show_interval(score_row(key, values), digits=4) for key, values in ends.items()}
+    return {"row": label, "ours": float(np.mean(distances)), "each": distances, **texts, "paper": None}
 
 
 def judge(end: Row, near: float) -> Row:
@@ -145,10 +145,10 @@ def judge(end: Row, near: float) -> Row:
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """Where each method ends, the claims, and the two figures."""
-    kept = {label: results[(method,)] for method, label in LABELS.items()}
-    rows = [describe_end(label, own) for label, own in kept.items()]
+    courses = {label: results[(method,)] for method, label in LABELS.items()}
+    rows = [describe_end(label, own) for label, own in courses.items()]
     claims = [judge(row, plan.near) for row in rows]
-    reached = [label for label, claim in zip(kept, claims, strict=True) if claim["verdict"] == HOLDS]
+    names = [label for label, claim in zip(courses, claims, strict=True) if claim["verdict"] == HOLDS]
     return Page(
         about=ABOUT.format(plan.rollouts),
         rows=[*rows, *claims],
@@ -170,25 +170,25 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             ),
             Section(title="Notes", notes=NOTES),
         ],
-        sentence=f"Within {plan.rounds:,} steps (0, 1) is reached by {' and '.join(reached) or 'none'}.",
+        sentence=f"Within {plan.rounds:,} steps (0, 1) is reached by {' and '.join(names) or 'none'}.",
         figures={
-            "figure3.png": ("Average loss", partial(draw_losses, kept)),
-            "figure4.png": ("The shared part on its way", partial(draw_course, kept)),
+            "figure3.png": ("Average loss", partial(draw_losses, courses)),
+            "figure4.png": ("The shared part on its way", partial(draw_course, courses)),
         },
         more={"notes": NOTES},
     )
 
 
-def draw_losses(kept: dict[str, Row]) -> Any:
+def draw_losses(courses: dict[str, Row]) -> Any:
     """Figure 3: the average loss so far."""
     lines = {
         label: list(zip(own["shown"], np.mean(own["losses"], axis=0).tolist(), strict=True))
-        for label, own in kept.items()
+        for label, own in courses.items()
     }
     return mo.reports.log_panels({"mean over rollouts": lines}, x="steps", y="average loss so far", columns=1)
 
 
-def draw_course(kept: dict[str, Row]) -> Any:
+def draw_course(courses: dict[str, Row]) -> Any:
     """Figure 4: both components of the shared part, with their intervals over rollouts."""
     curves = {
         label: {
@@ -198,7 +198,7 @@ def draw_course(kept: dict[str, Row]) -> Any:
             ]
             for axis, word in enumerate(("first", "second"))
         }
-        for label, own in kept.items()
+        for label, own in courses.items()
     }
     return mo.reports.bands(curves, x="steps (log10)", y="shared weights w^g")
 

@@ -117,18 +117,18 @@ def run_cell(plan: Plan, source: str, seeds: Sequence[int], rule: str, labels: s
     scores = try_rates(
         data, plan.rounds, seeds, rates, delays=each_way, alignment=alignment, rule=rule, first=LABELS[labels]
     )
-    printed = [rate for rate in rates if rate in RATES]
+    grid = [rate for rate in rates if rate in RATES]
     points = {
         str(delay): {
             "all": choose_rate(scores, rates, at),
-            "printed": choose_rate(scores, rates, at, printed),
+            "printed": choose_rate(scores, rates, at, grid),
         }
         for at, delay in enumerate(each_way)
     }
     return {"clients": clients, "rounds": plan.rounds, "points": points}
 
 
-class Kept:
+class Readings:
     """What was kept of all cells, by names."""
 
     def __init__(self, plan: Plan, results: Results) -> None:
@@ -144,21 +144,21 @@ class Kept:
         point: Row = self.results[source, rule, labels, alignment]["points"][str(tau // WAYS[way])][grid]
         return point
 
-    def lost(self, source: str, rule: str, labels: str, way: str, tau: int, grid: str) -> list[float]:
+    def measure_cost(self, source: str, rule: str, labels: str, way: str, tau: int, grid: str) -> list[float]:
         """What a delay costs, partition by partition, against no delay in the same reading."""
         late, prompt = (self.at(source, rule, labels, way, each, grid=grid) for each in (tau, 0))
         return compare(late["each"], prompt["each"])
 
 
-def judge(plan: Plan, kept: Kept) -> Iterator[Row]:
+def judge(plan: Plan, readings: Readings) -> Iterator[Row]:
     """Whether delays do no harm, in every reading, and whether the paper's alignment is the best at the longest."""
     longest = plan.taus[-1]
     for rule, labels, way in itertools.product(RULES, LABELS, WAYS):
-        sources = [source for source in plan.sources if kept.has(source, rule, labels)]
+        sources = [source for source in plan.sources if readings.has(source, rule, labels)]
         head = f"{RULES[rule]}, {labels}, {way}"
         for grid, tau in itertools.product(GRIDS, plan.taus[1:]):
             own = [source for source in sources if tau in plan.taus_of(source)]
-            each = {source: kept.lost(source, rule, labels, way, tau, grid) for source in own}
+            each = {source: readings.measure_cost(source, rule, labels, way, tau, grid) for source in own}
             text = f"{head}{GRIDS[grid]}: tau = {tau} costs at most {plan.margin:g} points"
             rest: dict[str, Any] = {"above": -plan.margin, "scale": 100, "unit": "points", "paper": "slight variation"}
             yield decide_claim(f"{text}, pooled", each, **rest, headline=tau == longest and grid == "all")
@@ -166,21 +166,21 @@ def judge(plan: Plan, kept: Kept) -> Iterator[Row]:
                 for source in own:
                     chief = source == "letter" and tau == longest and way == "tau each way" and LABELS[labels] == 0
                     yield decide_claim(f"{text}, {source}", {source: each[source]}, **rest, headline=chief)
-    yield from _judge_alignments(plan, kept)
+    yield from _judge_alignments(plan, readings)
 
 
-def _judge_alignments(plan: Plan, kept: Kept) -> Iterator[Row]:
+def _judge_alignments(plan: Plan, readings: Readings) -> Iterator[Row]:
     longest, labels = plan.taus[-1], next(iter(LABELS))
     for rule, way, other in itertools.product(RULES, WAYS, ALIGNMENTS[1:]):
         each = {
             source: compare(
                 *(
-                    kept.at(source, rule, labels, way, longest, alignment=alignment)["each"]
+                    readings.at(source, rule, labels, way, longest, alignment=alignment)["each"]
                     for alignment in ("aligned", other)
                 )
             )
             for source in plan.sources
-            if kept.has(source, rule, labels, other)
+            if readings.has(source, rule, labels, other)
         }
         text = f"{RULES[rule]}, {labels}, {way}: aligned beats {other} at tau = {longest}"
         headline = way == "tau each way"
@@ -192,10 +192,10 @@ def _judge_alignments(plan: Plan, kept: Kept) -> Iterator[Row]:
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """A line for each reading, the claims, the curves and their numbers."""
-    kept = Kept(plan, results)
-    claims = list(judge(plan, kept))
+    readings = Readings(plan, results)
+    claims = list(judge(plan, readings))
     scores = {
-        (source, rule): collect_scores(plan, kept, source, rule)
+        (source, rule): collect_scores(plan, readings, source, rule)
         for source in plan.sources
         for rule in plan.rules_of(source)
     }
@@ -233,7 +233,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     )
 
 
-def collect_scores(plan: Plan, kept: Kept, source: str, rule: str) -> dict[int, dict[str, Row]]:
+def collect_scores(plan: Plan, readings: Readings, source: str, rule: str) -> dict[int, dict[str, Row]]:
     """Rows by tau and line: the readings of the aligned rule, then the other rules, then the paper's grid."""
     first, each_way = next(iter(LABELS)), next(iter(WAYS))
     lines: dict[str, dict[str, Any]] = {
@@ -245,7 +245,7 @@ def collect_scores(plan: Plan, kept: Kept, source: str, rule: str) -> dict[int, 
     lines |= {f"{PRINTED}, {each_way}": {"labels": first, "way": each_way, "grid": "printed"}}
     return {
         tau: {
-            name: score(f"{source}, {RULES[rule]}, tau {tau}: {name}", kept.at(source, rule, tau=tau, **options))
+            name: score(f"{source}, {RULES[rule]}, tau {tau}: {name}", readings.at(source, rule, tau=tau, **options))
             for name, options in lines.items()
         }
         for tau in plan.taus_of(source)

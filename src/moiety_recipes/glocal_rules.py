@@ -93,9 +93,9 @@ def run_source(plan: Plan, source: str, rule: str, seeds: Sequence[int]) -> Row:
     methods = {}
     for method in METHODS:
         scores = try_rates(data, rounds, seeds, plan.rates, method=method, rule=rule)
-        printed = [rate for rate in plan.rates if rate in RATES]
+        grid = [rate for rate in plan.rates if rate in RATES]
         methods[method] = choose_rate(scores, plan.rates, 0)
-        methods[method]["of the paper's grid"] = choose_rate(scores, plan.rates, 0, printed) if printed else None
+        methods[method]["of the paper's grid"] = choose_rate(scores, plan.rates, 0, grid) if grid else None
     return {"rounds": rounds, "methods": methods}
 
 
@@ -112,8 +112,8 @@ def judge(plan: Plan, methods: Methods) -> Iterator[Row]:
     tasks = [source for source in plan.sources if source != "isolet"]
     for rule, other in itertools.product(RULES, ("independent", "central")):
         text = f"{RULES[rule]}: Glocal beats {METHODS[other]}"
-        known = [PAPER[s][2] - PAPER[s][list(METHODS).index(other)] for s in tasks if s in PAPER]
-        paper = f"{sum(known) / len(known):+.2f} (mean of {len(known)})" if known else None
+        differences = [PAPER[s][2] - PAPER[s][list(METHODS).index(other)] for s in tasks if s in PAPER]
+        paper = f"{sum(differences) / len(differences):+.2f} (mean of {len(differences)})" if differences else None
         each = {source: gains(rule, source, other) for source in tasks}
         yield decide_claim(f"{text}, pooled", each, paper=paper, scale=100, unit="points", headline=True)
         for source in plan.sources:
@@ -167,8 +167,8 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
                 {"": source, "rule": name, **{k: show_interval(row) for k, row in scores[source, rule].items()}}
             )
         if source in PAPER:
-            printed = dict(zip(METHODS.values(), map(str, PAPER[source]), strict=True))
-            lines.append({"": source, "rule": "paper", **printed})
+            numbers = dict(zip(METHODS.values(), map(str, PAPER[source]), strict=True))
+            lines.append({"": source, "rule": "paper", **numbers})
     rates = [
         {"": source, "rule": RULES[rule], **{label: row["lr"] for label, row in own.items()}}
         for (source, rule), own in scores.items()

@@ -84,8 +84,8 @@ def load_partitions(source: str, clients: int, seeds: Sequence[int]) -> list[mo.
     """The data of every partition; isolet has its own clients."""
     if source != "isolet":
         return load_tasks(source, clients, seeds)
-    loaded = [mo.data.load(source, seed=seed, test=0.2, validation=0.2) for seed in seeds]
-    return [mo.data.principal_components(fed, 100) for fed in loaded]
+    partitions = [mo.data.load(source, seed=seed, test=0.2, validation=0.2) for seed in seeds]
+    return [mo.data.principal_components(fed, 100) for fed in partitions]
 
 
 def run_source(plan: Plan, source: str, seeds: Sequence[int]) -> Row:

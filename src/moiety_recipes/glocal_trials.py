@@ -77,8 +77,8 @@ def compare_methods(
     A run makes ``passes`` over a client's training rows, unless ``rounds`` is above 0.
     """
     rounds = rounds or passes * int(data[0].sizes("train")[0])
-    seen = masks or dict.fromkeys(METHODS, (None, None))
-    methods = {method: tune(data, rounds, seeds, rates, method=method, masks=seen[method])[0] for method in METHODS}
+    views = masks or dict.fromkeys(METHODS, (None, None))
+    methods = {method: tune(data, rounds, seeds, rates, method=method, masks=views[method])[0] for method in METHODS}
     return {"rounds": rounds, "methods": methods}
 
 
@@ -138,24 +138,24 @@ def try_rates(
     return scores
 
 
-def choose_rate(scores: Mapping[str, Any], rates: Sequence[float], at: int, allowed: Sequence[float] = ()) -> Row:
-    """The rate with the best mean validation accuracy at delay number ``at``, of those ``allowed`` or of all."""
+def choose_rate(scores: Mapping[str, Any], rates: Sequence[float], at: int, grid: Sequence[float] = ()) -> Row:
+    """The rate with the best mean validation accuracy at delay number ``at``, of those in ``grid`` or of all."""
     # Rounded, so that the last digits of a sum decide no tie: the lowest rate has it.
     means = [round(float(mean), 6) for mean in scores["validation"][at].mean(1)]
-    best = max((k for k, rate in enumerate(rates) if not allowed or rate in allowed), key=lambda k: (means[k], -k))
+    best = max((k for k, rate in enumerate(rates) if not grid or rate in grid), key=lambda k: (means[k], -k))
     return {"lr": rates[best], "validation": means, "each": scores["test"][at, best].tolist()}
 
 
-def score(row: str, tuned: Mapping[str, Any], *, paper: float | None = None) -> Row:
+def score(row: str, result: Mapping[str, Any], *, paper: float | None = None) -> Row:
     """A row in per cent with its interval over trials, and its learning rate where it has one."""
-    return {**score_row(row, tuned["each"], paper=paper, scale=100), "lr": tuned.get("lr")}
+    return {**score_row(row, result["each"], paper=paper, scale=100), "lr": result.get("lr")}
 
 
 def judge(row: str, differences: Sequence[float], *, within: float | None = None, paper: float | None = None) -> Row:
     """A claim on differences in points, trial by trial: that they are above 0, or within a margin of it."""
-    judged = claim_row(row, differences, within=within, paper=paper)
-    judged["claimed"] = "> 0" if within is None else f"within ±{within:g}"
-    return {key: value for key, value in judged.items() if key != "each"}
+    decision = claim_row(row, differences, within=within, paper=paper)
+    decision["claimed"] = "> 0" if within is None else f"within ±{within:g}"
+    return {key: value for key, value in decision.items() if key != "each"}
 
 
 def count_holding(claims: Sequence[Row]) -> int:

@@ -42,12 +42,12 @@ class Drawing:
     def list_rows(self, claims: Sequence[Row]) -> list[Row]:
         """The rows of ``reports.forest``, from the claims of all recipes."""
         fits = [(row, re.fullmatch(self.pattern, row["row"])) for row in claims if row["recipe"] == self.recipe]
-        picked = [(row, ", ".join(fit.groups())) for row, fit in fits if fit]
-        if len(picked) == 1:
-            row = picked[0][0]
-            alone = {name: decide(name, {name: each}) for name, each in row["each"].items()}
-            return [_draw_row(name, one) for name, one in alone.items()] + [_draw_row("all", row, strong=True)]
-        return [_draw_row(label, row) for row, label in picked]
+        matches = [(row, ", ".join(fit.groups())) for row, fit in fits if fit]
+        if len(matches) == 1:
+            row = matches[0][0]
+            parts = {name: decide(name, {name: each}) for name, each in row["each"].items()}
+            return [_draw_row(name, one) for name, one in parts.items()] + [_draw_row("all", row, strong=True)]
+        return [_draw_row(label, row) for row, label in matches]
 
 
 def _draw_row(label: str, row: Row, *, strong: bool = False) -> Row:
@@ -78,10 +78,10 @@ class Holds:
         counts = Counter(row["verdict"] for row in rows)
         every = Counter(r["verdict"] for table in tables for r in table["rows"] if "headline" in r)
         open_ = len(rows) - counts[HOLDS] - counts[FAILS]
-        folded = [row for row in rows if re.fullmatch(self.folded, row["row"])]
-        first = [row for row in rows if row not in folded]
-        done = {table["recipe"] for table in tables}
-        absent = [f"{title} (`{recipe}`)" for recipe, title in self.titles.items() if recipe not in done]
+        rest = [row for row in rows if re.fullmatch(self.folded, row["row"])]
+        first = [row for row in rows if row not in rest]
+        recipes = {table["recipe"] for table in tables}
+        absent = [f"{title} (`{recipe}`)" for recipe, title in self.titles.items() if recipe not in recipes]
         parts = [
             f"# What holds of {self.paper}",
             f"Claims, margins, seeds and the rule were committed before the runs ({self.plan}). A claim holds, or does"
@@ -90,7 +90,7 @@ class Holds:
             f" {every[HOLDS]} hold, {every[FAILS]} do not. About one verdict in a hundred would be chance if nothing"
             " were true.",
             self._show_table(first),
-            *([fold(f"{len(folded)} more headlines", self._show_table(folded))] if folded else []),
+            *([fold(f"{len(rest)} more headlines", self._show_table(rest))] if rest else []),
             *([f"Not on this page, since it was not run: {', '.join(absent)}."] if absent else []),
             "\n".join(f"- `{t['command']}`, {t['date']}, commit {t.get('commit', 'unknown')}" for t in tables),
             *(f"![{drawing.title}]({file})" for file, (drawing, _) in figures.items()),
@@ -105,8 +105,8 @@ class Holds:
         return {file: (drawing, own) for file, (drawing, own) in figures.items() if own}
 
     def _show_table(self, rows: Sequence[Row]) -> str:
-        shown = [self.show(row) for row in rows]
-        return mo.reports.markdown(shown, columns={key: key for key in shown[0]})
+        lines = [self.show(row) for row in rows]
+        return mo.reports.markdown(lines, columns={key: key for key in lines[0]})
 
     def show(self, row: Row) -> Row:
         """A claim as a line of the page."""
@@ -128,23 +128,23 @@ class Holds:
         parser = argparse.ArgumentParser(prog=f"python -m moiety_recipes.{self.program}", description=self.about)
         parser.add_argument("runs", nargs="+", type=Path, help="folders of runs that have ended")
         parser.add_argument("--out", required=True, type=Path, help="the folder of the page")
-        asked = parser.parse_args(words)
+        options = parser.parse_args(words)
         tables = []
-        for run in asked.runs:
+        for run in options.runs:
             try:
                 tables.append(json.loads((run / "table.json").read_text()))
             except (OSError, ValueError) as error:
                 print(f"`runs` must be folders with a table.json, got {run}. {error}", file=sys.stderr)
                 return 2
             if not any(row.get("headline") for row in tables[-1].get("rows", ())):
-                known = ", ".join(self.titles)
-                print(f"`runs` must be of recipes with headlines, got {run}. Run one of {known}.", file=sys.stderr)
+                names = ", ".join(self.titles)
+                print(f"`runs` must be of recipes with headlines, got {run}. Run one of {names}.", file=sys.stderr)
                 return 2
         page, _, figures = self.make_page(tables)
-        asked.out.mkdir(parents=True, exist_ok=True)
+        options.out.mkdir(parents=True, exist_ok=True)
         for file, (drawing, own) in figures.items():
             x = f"{own[-1]['unit']}, 99% interval"
-            mo.reports.save(mo.reports.forest(own, x=x, title=drawing.title, line=drawing.line), asked.out / file)
-        (asked.out / "README.md").write_text(page)
+            mo.reports.save(mo.reports.forest(own, x=x, title=drawing.title, line=drawing.line), options.out / file)
+        (options.out / "README.md").write_text(page)
         print(page)
         return 0

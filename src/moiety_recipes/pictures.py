@@ -94,12 +94,12 @@ def choose_clients(fed: mo.FederatedData, *, least: int, count: int | None = Non
     """The first ``count`` clients that have at least ``least`` rows to train and validate on."""
     import numpy as np
 
-    kept = np.flatnonzero(fed.sizes("train") + fed.sizes("validation") >= least)[:count]
-    if not len(kept):
+    positions = np.flatnonzero(fed.sizes("train") + fed.sizes("validation") >= least)[:count]
+    if not len(positions):
         raise mo.MoietyError(f"`data` must have clients of at least {least} rows, got none. Use the whole data set.")
-    spans = fed.bounds[kept]
+    spans = fed.bounds[positions]
     rows = np.concatenate([np.arange(span[0], span[3]) for span in spans])
     sizes = spans[:, 3] - spans[:, 0]
     bounds = spans - spans[:, :1] + (np.cumsum(sizes) - sizes)[:, None]
     columns = {name: column[rows] for name, column in fed.columns.items()}
-    return replace(fed, columns=columns, bounds=bounds, ids=[str(fed.ids[int(i)]) for i in kept], spec={})
+    return replace(fed, columns=columns, bounds=bounds, ids=[str(fed.ids[int(i)]) for i in positions], spec={})

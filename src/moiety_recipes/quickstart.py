@@ -87,26 +87,26 @@ def fit_options(plan: Plan, method: str, seed: int) -> dict[str, Any]:
 
 def keep(run: mo.Run) -> Row:
     """A row per client, the evaluations, what crossed, and how long it was trained."""
-    crossed = run.ledger["down_payload"] + run.ledger["up_payload"]
-    return {"clients": run.clients, "history": run.history, "bytes": crossed, "rounds": run.history[-1]["round"]}
+    traffic = run.ledger["down_payload"] + run.ledger["up_payload"]
+    return {"clients": run.clients, "history": run.history, "bytes": traffic, "rounds": run.history[-1]["round"]}
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     """A row for each method, and who is helped and hurt."""
     clients: dict[str, list[Row]] = {method: [] for method in METHODS}
-    for (*seed, method), kept in results.items():
-        own = [{**row, "client": " ".join([*map(str, seed), row["client"]])} for row in kept["clients"]]
+    for (*seed, method), result in results.items():
+        own = [{**row, "client": " ".join([*map(str, seed), row["client"]])} for row in result["clients"]]
         clients[str(method)] += own
     lines = []
     for method, label in METHODS.items():
         score = mo.evaluation.summarise(clients[method], higher_is_better=True)
-        sent = sum(kept["bytes"] for key, kept in results.items() if key[-1] == method)
+        traffic = sum(result["bytes"] for key, result in results.items() if key[-1] == method)
         numbers = {"mean": 100 * score["metric_unweighted"], "worst": 100 * score["worst_decile"]}
-        lines.append({"row": label, **numbers, "sent": mo.reports.format_amount(sent, "B")})
+        lines.append({"row": label, **numbers, "sent": mo.reports.format_amount(traffic, "B")})
     change = mo.analysis.versus(*(mo.analysis.column(clients[m]) for m in ("fedalt", "fedavg")), higher_is_better=True)
     hurt = [f"{client} loses {-100 * points:.1f} points." for client, points in change.hurt]
     columns = {"row": "", "mean": "test accuracy, mean over clients (%)", "worst": "worst tenth of clients (%)"}
-    runs = {Cell(key=key).place: kept["history"] for key, kept in results.items()}
+    runs = {Cell(key=key).place: result["history"] for key, result in results.items()}
     return Page(
         about=ABOUT.format(plan=plan),
         rows=[{"run": name, **row} for name in sorted(runs) for row in runs[name]],
@@ -130,12 +130,12 @@ def sentence(fedavg: Clients, fedalt: Clients) -> str:
     old, new = mo.analysis.column(fedavg), mo.analysis.column(fedalt)
     change = mo.analysis.versus(new, old, higher_is_better=True)
     before, after = mo.analysis.mean(old.values()), mo.analysis.mean(new.values())
-    shown = mo.reports.format_metric(before, "accuracy"), mo.reports.format_metric(after, "accuracy")
-    if shown[0] == shown[1]:
-        moved = f"left test accuracy at {shown[0]} (FedAvg and FedAlt alike)"
+    scores = mo.reports.format_metric(before, "accuracy"), mo.reports.format_metric(after, "accuracy")
+    if scores[0] == scores[1]:
+        effect = f"left test accuracy at {scores[0]} (FedAvg and FedAlt alike)"
     else:
         verb = "raised" if after > before else "lowered"
-        moved = f"{verb} test accuracy from {shown[0]} (FedAvg) to {shown[1]} (FedAlt)"
+        effect = f"{verb} test accuracy from {scores[0]} (FedAvg) to {scores[1]} (FedAlt)"
     helped = (
         f"{mo.reports.format_count(len(change.helped), 'client')} {'was' if len(change.helped) == 1 else 'were'} helped"
     )
@@ -143,7 +143,7 @@ def sentence(fedavg: Clients, fedalt: Clients) -> str:
         f": {mo.reports.list_names([c for c, _ in change.hurt])}" if change.hurt else ""
     )
     over = f"on average over {mo.reports.format_count(change.clients, 'client')}"
-    return f"Personal output layers {moved} {over}; {helped}, {len(change.unchanged)} unchanged, {hurt}."
+    return f"Personal output layers {effect} {over}; {helped}, {len(change.unchanged)} unchanged, {hurt}."
 
 
 ABOUT = (

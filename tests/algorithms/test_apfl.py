@@ -89,8 +89,8 @@ def test_first_round_by_hand(engine):
     run = mo.fit(scalar(1), federated(CLIENTS), algorithm, split=split_of(["w"]), rounds=1, engine=engine)
     w = Q(5, 4)
     own = [a * v + (1 - a) * w for a, v in ((Q(175, 512), Q(315, 256)), (Q(479, 1024), Q(229, 256)))]
-    found = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
-    assert found == pytest.approx([float(x) for x in (w, *own)], rel=1e-13)
+    values = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
+    assert values == pytest.approx([float(x) for x in (w, *own)], rel=1e-13)
 
 
 @SERVES
@@ -108,18 +108,18 @@ def test_the_step_against_finite_differences(engine):
         mixture = {n: alpha * v[n] + (1 - alpha) * w[n] for n in v}
         return float(torch.nn.functional.cross_entropy(torch.func.functional_call(network(), mixture, (x,)), y))
 
-    def nudged(params, name, at, by):
-        moved = {n: p.clone() for n, p in params.items()}
-        moved[name].view(-1)[at] += by
-        return moved
+    def nudge(params, name, at, by):
+        point = {n: p.clone() for n, p in params.items()}
+        point[name].view(-1)[at] += by
+        return point
 
     h = 1e-5
     for name, at in (("hidden1.weight", 7), ("hidden1.bias", 2), ("head.weight", 0), ("head.bias", 1)):
-        slope = (loss(nudged(mine, name, at, h), first, 0.3) - loss(nudged(mine, name, at, -h), first, 0.3)) / (2 * h)
+        slope = (loss(nudge(mine, name, at, h), first, 0.3) - loss(nudge(mine, name, at, -h), first, 0.3)) / (2 * h)
         step = float((mine[name] - after[name]).view(-1)[at]) / 0.25
         assert step == pytest.approx(slope, rel=1e-6)
-        slope = (loss(nudged(first, name, at, h), nudged(first, name, at, h), 0.0)) - loss(
-            nudged(first, name, at, -h), nudged(first, name, at, -h), 0.0
+        slope = (loss(nudge(first, name, at, h), nudge(first, name, at, h), 0.0)) - loss(
+            nudge(first, name, at, -h), nudge(first, name, at, -h), 0.0
         )
         assert -float(change[name].view(-1)[at]) / 0.1 == pytest.approx(slope / (2 * h), rel=1e-6)
     slope = (loss(mine, first, 0.3 + h) - loss(mine, first, 0.3 - h)) / (2 * h)
@@ -182,12 +182,12 @@ def test_alone_the_two_parts_are_fedavg_and_local_training(engine, alpha):
         flat(mo.fedavg, lr=0.1, **common),
         flat(mo.local_only, lr=0.3, **common),
     )
-    run, average, alone = (mo.fit(network(), DATA, a, rounds=3, engine=engine) for a in algorithms)
+    run, average, local = (mo.fit(network(), DATA, a, rounds=3, engine=engine) for a in algorithms)
     for name, p in average.shared_parameters().items():
         torch.testing.assert_close(run.shared_parameters()[name], p, rtol=0, atol=1e-12)
         for client in range(4):
-            wanted = alone.parameters(client)[name] if alpha else p
-            torch.testing.assert_close(run.parameters(client)[name], wanted, rtol=0, atol=1e-12)
+            expected = local.parameters(client)[name] if alpha else p
+            torch.testing.assert_close(run.parameters(client)[name], expected, rtol=0, atol=1e-12)
 
 
 def test_a_client_that_was_never_asked_has_the_shared_model():
@@ -210,9 +210,9 @@ def test_onboarding_trains_the_personal_model_and_its_share():
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
     run = mo.fit(line, data, mo.apfl(shared=0.25, alpha_lr=1 / 64), rounds=1, engine="sequential")
-    for passes, wanted in ((1, 3.0), (2, 353 / 64)):
+    for passes, bias in ((1, 3.0), (2, 353 / 64)):
         new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes)
-        assert (float(new.bias.detach()), float(new.weight.detach())) == (wanted, 0.0)
+        assert (float(new.bias.detach()), float(new.weight.detach())) == (bias, 0.0)
 
 
 def test_onboarding_holds_the_shared_model_fixed_from_step_to_step():
@@ -271,8 +271,8 @@ def test_shared_running_statistics_are_mixed_twice():
     a, b = (data["x"].mean(0) for data in clients)
     m = (a + b) / 2
     np.testing.assert_allclose(run.shared_parameters()["0.running_mean"].numpy(), 0.19 * m, rtol=1e-10)
-    wanted = (29 * a + 47 * m) / 400
-    np.testing.assert_allclose(run.parameters(0)["0.running_mean"].numpy(), wanted, rtol=1e-10)
+    mean = (29 * a + 47 * m) / 400
+    np.testing.assert_allclose(run.parameters(0)["0.running_mean"].numpy(), mean, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

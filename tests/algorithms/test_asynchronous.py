@@ -88,10 +88,10 @@ def test_against_a_simulation_of_algorithm_3(active):
         ref.task(THETA, W, phi=False), CLIENTS, mo.ffgg(shared=0.3 / L, personal=mo.solver.exact()), 40, SPLIT, clock
     )
     operators = [lambda theta, d=data: ref.operator(d, theta) for data in CLIENTS]
-    wanted, arrivals = simulate(operators, THETA, 0.3 / L, active, seconds, 40)
+    path, arrivals = simulate(operators, THETA, 0.3 / L, active, seconds, 40)
     assert [(r.cohort[0], r.staleness[0]) for r in records] == [(j, stale) for j, _, stale in arrivals]
     np.testing.assert_allclose([r.time for r in records], [now for _, now, _ in arrivals], rtol=1e-12)
-    np.testing.assert_allclose(thetas, wanted, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(thetas, path, rtol=1e-9, atol=1e-10)
 
 
 SLOW = mo.clock.constant([50, 1, 1])

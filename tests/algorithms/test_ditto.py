@@ -43,8 +43,8 @@ def fit(algorithm, engine="sequential", rounds=1, **options):
 
 
 def agree(run, w, v1, v2):
-    found = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
-    assert found == pytest.approx([float(w), float(v1), float(v2)], rel=1e-13)
+    values = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
+    assert values == pytest.approx([float(w), float(v1), float(v2)], rel=1e-13)
 
 
 @ENGINES
@@ -135,9 +135,9 @@ def network():
 COMMON = {"batch_size": 8, "shuffle": False}
 
 
-def same(found, wanted, tolerance=1e-12):
-    for name, p in wanted.items():
-        torch.testing.assert_close(found[name], p, rtol=0, atol=tolerance)
+def same(actual, expected, tolerance=1e-12):
+    for name, p in expected.items():
+        torch.testing.assert_close(actual[name], p, rtol=0, atol=tolerance)
 
 
 @ENGINES
@@ -146,15 +146,15 @@ def test_without_a_pull_it_is_local_training_beside_fedavg(engine, options):
     """Two of four clients in each round: v_k is local training from w^0, whenever its turn comes, and w is FedAvg."""
     common = {**COMMON, **options}
     both = flat(mo.ditto, lr=0.1, personal_lr=0.3, pull=0.0, epochs=1, personal_epochs=2, **common)
-    run, alone, average = (
+    run, local, average = (
         mo.fit(network(), DATA, algorithm, rounds=4, cohort=2, engine=engine)
         for algorithm in (both, flat(mo.local_only, lr=0.3, epochs=2, **common), flat(mo.fedavg, lr=0.1, **common))
     )
     same(run.shared_parameters(), average.shared_parameters())
-    asked = [i for i in range(4) if not torch.equal(alone.parameters(i)["head.bias"], network().head.bias)]
-    assert len(asked) >= 3, "one of them was not asked in the first round"
-    for client in asked:
-        same(run.parameters(client), alone.parameters(client))
+    clients = [i for i in range(4) if not torch.equal(local.parameters(i)["head.bias"], network().head.bias)]
+    assert len(clients) >= 3, "one of them was not asked in the first round"
+    for client in clients:
+        same(run.parameters(client), local.parameters(client))
 
 
 def test_a_strong_pull_with_a_stable_step_gives_the_received_model():
@@ -198,9 +198,9 @@ def test_onboarding_is_the_pulled_steps_from_the_received_model():
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
     run = mo.fit(line, data, mo.ditto(shared=0.25, personal=mo.sgd(0.25, pull=1.0)), rounds=1, engine="sequential")
-    for passes, wanted in ((1, 6.0), (2, 7.0)):
+    for passes, bias in ((1, 6.0), (2, 7.0)):
         new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes)
-        assert (float(new.bias.detach()), float(new.weight.detach())) == (wanted, 0.0)
+        assert (float(new.bias.detach()), float(new.weight.detach())) == (bias, 0.0)
 
 
 def test_costs():

@@ -59,13 +59,13 @@ def test_each_phase_has_its_own_steps_and_its_own_shuffle():
     problem = problem_of(from_module(net, loss="cross_entropy"), data, mo.split.output_layer(net))
     algorithm = mo.fedalt(shared=mo.sgd(0.1, epochs=2, batch_size=10), personal=mo.sgd(0.1, epochs=3, batch_size=10))
     job = problem.make_jobs(algorithm.phases, [0], [problem.first_state(algorithm)], "train", 0, part="train")
-    asked = []
+    calls = []
 
     def client_update(work: Work, received, state):
         inner = work.gradient
 
         def gradient(objective, at):
-            asked.append(sorted(at))
+            calls.append(sorted(at))
             return inner(objective, at)
 
         object.__setattr__(work, "gradient", gradient)
@@ -73,7 +73,7 @@ def test_each_phase_has_its_own_steps_and_its_own_shuffle():
 
     received = algorithm.broadcast(problem.first_server(algorithm))
     serve(Sequential, problem, client_update, job, received, RoundInfo())
-    assert asked == [["head.bias", "head.weight"]] * 9 + [["hidden1.bias", "hidden1.weight"]] * 6
+    assert calls == [["head.bias", "head.weight"]] * 9 + [["hidden1.bias", "hidden1.weight"]] * 6
     personal, shared = (job[0].rows[name].order for name in ("personal", "shared"))
     assert not np.array_equal(personal[:30], shared[:30])
 
@@ -117,9 +117,9 @@ def test_onboarding_is_the_personal_phase_from_the_first_v():
     run = mo.fit(line, data, algorithm, split=mo.split.by_name(line, personal=["bias"]), rounds=1, engine="sequential")
     assert float(run.parameters(0)["bias"]) == 2.0
     before = run.parameters(0)
-    for passes, wanted in ((1, 5.0), (2, 7.5)):
+    for passes, bias in ((1, 5.0), (2, 7.5)):
         new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes)
-        assert (float(new.bias.detach()), float(new.weight.detach())) == (wanted, 0.0)
+        assert (float(new.bias.detach()), float(new.weight.detach())) == (bias, 0.0)
     assert all(torch.equal(run.parameters(0)[n], p) for n, p in before.items()), "nothing of a guest is kept"
 
 

@@ -35,8 +35,8 @@ def test_full_batches_contract_towards_the_weighted_mean_of_means(clients, epoch
     """After t rounds, w = M (1 - (1 - r)^(E t)) with M the weighted mean of the clients' means."""
     sizes = [len(c) if weighting == "examples" else 1 for c in clients]
     target = np.average([np.mean(c) for c in clients], weights=sizes)
-    found = fit(clients, mo.fedavg(shared=mo.sgd(lr, epochs=epochs, batch_size=5), weighting=weighting), rounds=2)
-    assert found == pytest.approx(target * (1 - (1 - lr) ** (2 * epochs)), rel=1e-10, abs=1e-12)
+    w = fit(clients, mo.fedavg(shared=mo.sgd(lr, epochs=epochs, batch_size=5), weighting=weighting), rounds=2)
+    assert w == pytest.approx(target * (1 - (1 - lr) ** (2 * epochs)), rel=1e-10, abs=1e-12)
 
 
 def test_by_hand():
@@ -52,8 +52,8 @@ def test_by_hand():
 
 def test_shuffling_uses_each_row_once_per_epoch():
     """Batches of 1, two rows, rate 1/2: 0 -> 2 -> 5 in one order and 0 -> 4 -> 4 in the other; nothing else."""
-    found = {fit([[4, 8]], mo.fedavg(shared=mo.sgd(0.5, batch_size=1)), seed=seed) for seed in range(8)}
-    assert found == {5.0, 4.0}
+    values = {fit([[4, 8]], mo.fedavg(shared=mo.sgd(0.5, batch_size=1)), seed=seed) for seed in range(8)}
+    assert values == {5.0, 4.0}
 
 
 def test_it_refuses_a_split_with_something_personal():

@@ -31,9 +31,9 @@ def algorithm_1(rounds, samples, thinning=1, b=1, cohorts=None, factors=None, **
 
 
 def fedpop(**options):
-    given = {"kernel": mo.kernel.langevin(step=STEP), "shared_lr": ETA_SHARED, "prior_lr": ETA_PRIOR}
-    given |= {"prior": mo.prior.gaussian(scale=0.8), "loss_weight": WEIGHT}
-    return flat(mo.fedpop, **{**given, **options})
+    defaults = {"kernel": mo.kernel.langevin(step=STEP), "shared_lr": ETA_SHARED, "prior_lr": ETA_PRIOR}
+    defaults |= {"prior": mo.prior.gaussian(scale=0.8), "loss_weight": WEIGHT}
+    return flat(mo.fedpop, **{**defaults, **options})
 
 
 def fit(algorithm, rounds, engine="sequential", **options):
@@ -50,10 +50,10 @@ def serve_models(run):
 
 
 def same_server(run, reference):
-    found = serve_models(run)
-    np.testing.assert_allclose(found[0], reference.u, rtol=1e-10)
-    np.testing.assert_allclose(found[1], reference.mu, rtol=1e-10)
-    assert found[2] == pytest.approx(reference.rho, rel=1e-10)
+    values = serve_models(run)
+    np.testing.assert_allclose(values[0], reference.u, rtol=1e-10)
+    np.testing.assert_allclose(values[1], reference.mu, rtol=1e-10)
+    assert values[2] == pytest.approx(reference.rho, rel=1e-10)
 
 
 def same(run, reference):
@@ -119,7 +119,7 @@ def test_averaged_iterates_are_weighted_by_their_steps(engine):
     run = fit(fedpop(samples=2, averaged=True, schedule=mo.schedule.exponential(halve_every=1)), 4, engine)
     reference = algorithm_1(4, 2, factors=(1, 1 / 2, 1 / 4, 1 / 8))
     same(run, reference)
-    mean, server = reference.averaged(), run._loop.progress.server
+    mean, server = reference.average(), run._loop.progress.server
     np.testing.assert_allclose(run.parameters(0)["u"].numpy(), mean.u, rtol=1e-10)
     np.testing.assert_allclose(run.shared_parameters()["v"].numpy(), mean.mu, rtol=1e-10)
     assert float(server.average["prior:log_scale"]) == pytest.approx(mean.rho, rel=1e-10)
@@ -154,8 +154,8 @@ def test_the_shared_parameters_stay_in_a_ball(radius):
     algorithm = fedpop(samples=2, clients=3, radius=radius)
     run = mo.fit(halves_task(), federated(CLIENTS), algorithm, split=split, rounds=5, engine="sequential")
     shared = run._loop.progress.server.shared
-    found = [float(shared[name]) for name in ("first", "second")]
-    np.testing.assert_allclose(found, reference.u, rtol=1e-10)
+    values = [float(shared[name]) for name in ("first", "second")]
+    np.testing.assert_allclose(values, reference.u, rtol=1e-10)
     lengths = [np.linalg.norm(u) for u, *_ in reference.iterates]
     brought_back = sum(np.isclose(length, radius) for length in lengths)
     assert brought_back == {0.25: 5, 0.85: 3, 5.0: 0}[radius]
@@ -195,9 +195,9 @@ def test_bernoulli_participation_is_unbiased_given_that_anyone_takes_part():
     scores = [rng.normal(size=2) for _ in range(3)]
     updates = [ClientUpdate({"u": torch.from_numpy(3 * s)}, torch.tensor(1.0), {}) for s in scores]  # b times each
     expected, weight = np.zeros(2), 0.0
-    for taking in product([False, True], repeat=3):
-        chance = np.prod([p if t else 1 - p for t in taking])
-        some = [update for update, t in zip(updates, taking, strict=True) if t]
+    for flags in product([False, True], repeat=3):
+        chance = np.prod([p if t else 1 - p for t in flags])
+        some = [update for update, t in zip(updates, flags, strict=True) if t]
         if some:
             expected += chance * algorithm.aggregator(some)["u"].numpy()
             weight += chance
@@ -241,10 +241,10 @@ def test_a_personal_buffer_is_refused(engine):
     net = Net(nn.Identity())
     net.head.register_buffer("seen", torch.zeros(2))
     algorithm = mo.fedpop(shared=0.1, personal=mo.kernel.langevin(step=0.01))
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=1, engine=engine)
     text = "`split` must be one whose personal part is trained parameters alone for fedpop, got head.seen"
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -257,8 +257,8 @@ def test_single_precision_stays_single(engine):
     )
     run = mo.fit(net, data(), algorithm, split=mo.split.by_name(net, personal=["head"]), rounds=3, engine=engine)
     server = run._loop.progress.server
-    kept = [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
-    assert {p.dtype for p in kept} == {torch.float32}
+    tensors = [*server.shared.values(), *server.prior.values(), *server.average.values(), server.total]
+    assert {p.dtype for p in tensors} == {torch.float32}
 
 
 @pytest.mark.parametrize("averaged", [False, True])
@@ -341,10 +341,10 @@ def test_partial_evaluation_gives_the_same_numbers():
     ],
 )
 def test_bad_input_is_one_line(options, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         fedpop(**options)
-    assert str(caught.value).startswith(text)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(text)
+    assert "\n" not in str(error.value)
 
 
 def test_operations_of_a_chain_are_counted():

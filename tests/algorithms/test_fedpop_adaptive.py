@@ -19,8 +19,8 @@ STEP, WEIGHT = 0.02, 0.7
 
 
 def fit(rounds=1, engine="sequential", **options):
-    given = {"kernel": mo.kernel.langevin(step=STEP), "shared_lr": 0.01, "prior_lr": 0.03, "loss_weight": WEIGHT}
-    algorithm = flat(mo.fedpop, **{**given, "prior": mo.prior.gaussian(scale=0.8), "samples": 3, **options})
+    defaults = {"kernel": mo.kernel.langevin(step=STEP), "shared_lr": 0.01, "prior_lr": 0.03, "loss_weight": WEIGHT}
+    algorithm = flat(mo.fedpop, **{**defaults, "prior": mo.prior.gaussian(scale=0.8), "samples": 3, **options})
     return mo.fit(vector_task(U, V), federated(CLIENTS), algorithm, split=SPLIT, rounds=rounds, engine=engine)
 
 
@@ -81,8 +81,8 @@ def test_the_first_natural_step_is_the_m_step(spread):
     server = run._loop.progress.server
     np.testing.assert_allclose(server.prior["mean"].numpy(), draws.mean((0, 1)), rtol=1e-10)
     squares = ((draws - V) ** 2).mean((0, 1))
-    wanted = squares.mean() if spread == "common" else squares
-    np.testing.assert_allclose(server.prior["log_scale"].exp().numpy() ** 2, wanted, rtol=1e-10)
+    variance = squares.mean() if spread == "common" else squares
+    np.testing.assert_allclose(server.prior["log_scale"].exp().numpy() ** 2, variance, rtol=1e-10)
 
 
 def test_later_natural_steps_go_part_of_the_way():
@@ -114,11 +114,11 @@ def test_a_scale_from_the_models_first_values():
 
 def fit_module(rounds=1, **options):
     net = Additive(U.tolist(), V.tolist())
-    given = {"shared": 0.01, "personal": mo.kernel.langevin(step=STEP), "prior": mo.prior.gaussian(scale=0.8)}
+    defaults = {"shared": 0.01, "personal": mo.kernel.langevin(step=STEP), "prior": mo.prior.gaussian(scale=0.8)}
     data = mo.data.from_clients({f"c{i}": columns(c) for i, c in enumerate(CLIENTS)}, test=0.0)
     how = {"split": mo.split.by_name(net, personal=["head"]), "rounds": rounds, "engine": "sequential"}
     settings = mo.Settings(inputs=("a", "b"))
-    return mo.fit(net, data, mo.fedpop(**{**given, "samples": 3, **options}), settings=settings, **how)
+    return mo.fit(net, data, mo.fedpop(**{**defaults, "samples": 3, **options}), settings=settings, **how)
 
 
 def test_the_first_noise_is_the_root_mean_square_of_residuals():
@@ -148,9 +148,9 @@ def test_a_given_noise_is_a_weight():
 
 def test_steps_of_a_turn_that_are_not_kept():
     """Of 7 steps the last 3 are kept: the chain of Algorithm 1 without its first 4."""
-    run, wanted = fit(1, turn_burn_in=4), reference(samples=7)
+    run, oracle = fit(1, turn_burn_in=4), reference(samples=7)
     for i, points in enumerate(points_of(run)):
-        np.testing.assert_allclose(points, wanted.chain(i, V, 0)[-3:], rtol=1e-10)
+        np.testing.assert_allclose(points, oracle.chain(i, V, 0)[-3:], rtol=1e-10)
 
 
 def test_the_step_size_of_chains_may_fall():
@@ -204,9 +204,9 @@ def test_a_chain_that_diverges_and_stays_finite_is_caught():
     ],
 )
 def test_bad_input_is_one_line(options, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         mo.fedpop(**options)
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 def test_an_acceptance_is_a_share():
@@ -228,7 +228,7 @@ def test_a_folder_keeps_step_sizes_prior_and_noise(tmp_path):
     for name, value in whole.broadcast().items():
         assert torch.equal(value, again.broadcast()[name])
     assert "noise:log_scale" in again.broadcast()
-    opened = mo.load(tmp_path / "run", model=net, data=data, split=split)
+    run = mo.load(tmp_path / "run", model=net, data=data, split=split)
     x = {"a": np.ones((2, 2)), "b": np.ones((2, 2))}
-    np.testing.assert_array_equal(opened.predictive(1, x).outputs, whole.predictive(1, x).outputs)
-    assert opened.predictive(1, x).noise == whole.predictive(1, x).noise
+    np.testing.assert_array_equal(run.predictive(1, x).outputs, whole.predictive(1, x).outputs)
+    assert run.predictive(1, x).noise == whole.predictive(1, x).noise

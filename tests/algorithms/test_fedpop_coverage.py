@@ -24,9 +24,9 @@ SEED, DRAWS = 1000, 30
 
 @functools.cache
 def measure(shape):
-    known, new = coverage.draw_population(coverage.SHAPES[shape], 80, SEED)
-    run = coverage.fit_population(known, 50, SEED, start=known.u + 0.05)
-    groups = {"known": known, "new": new}
+    population, new = coverage.draw_population(coverage.SHAPES[shape], 80, SEED)
+    run = coverage.fit_population(population, 50, SEED, start=population.u + 0.05)
+    groups = {"known": population, "new": new}
     predictions = {
         key: coverage.predict_group(run, group, DRAWS, SEED, new=key == "new") for key, group in groups.items()
     }
@@ -34,7 +34,7 @@ def measure(shape):
 
 
 @pytest.fixture(scope="module")
-def measured():
+def measurement():
     return measure("slopes")
 
 
@@ -64,9 +64,9 @@ def test_intervals_are_those_of_the_exact_posterior(shape, group):
     assert np.sqrt(np.mean(np.square(errors)) / np.mean(variances)) < 0.4
 
 
-def test_a_run_predicts_with_these_draws(measured):
+def test_a_run_predicts_with_these_draws(measurement):
     """One client at a time, by ``run.predictive``, as in blocks."""
-    run, groups, predictions = measured
+    run, groups, predictions = measurement
     for group, who in (("known", 3), ("new", groups["new"].clients[3])):
         prediction, a, b = predictions[group][3]
         one = run.predictive(who, {"a": a, "b": b}, draws=DRAWS)
@@ -78,8 +78,8 @@ def test_a_run_predicts_with_these_draws(measured):
         assert (wide[1] > narrow[1]).all()
 
 
-def test_a_client_without_data_has_independent_draws(measured):
-    run = measured[0]
+def test_a_client_without_data_has_independent_draws(measurement):
+    run = measurement[0]
     x = {"a": np.zeros((1, 2)), "b": np.array([[1.0, 0.0]])}
     prediction = run.predictive(None, x, draws=500)
     assert prediction.outputs.shape[0] == prediction.effective == 500
@@ -87,8 +87,8 @@ def test_a_client_without_data_has_independent_draws(measured):
     assert prediction.outputs.std() == pytest.approx(scale, rel=6.5 / np.sqrt(1000))
 
 
-def test_kept_draws_that_are_worth_little_are_named(measured):
-    run = measured[0]
+def test_kept_draws_that_are_worth_little_are_named(measurement):
+    run = measurement[0]
     x = {"a": np.zeros((1, 2)), "b": np.ones((1, 2))}
     rows = [row["effective_draws"] for row in run.clients]
     assert len(rows) == 80

@@ -42,12 +42,12 @@ def newcomers(kernel, count, rows, **options):
     net = Mean().double()
     split = mo.split.by_name(net, personal=["head"])
     run = mo.fit(net, mo.data.from_clients({"a": one}, test=0.0), algorithm, split=split, rounds=1, engine="sequential")
-    rng, found = np.random.default_rng(5), []
+    rng, pairs = np.random.default_rng(5), []
     for _ in range(count):
         y = rng.normal(size=(rows, 1))
         state = newcomer_state(run._loop, "mse", {"x": np.zeros((rows, 1)), "y": y}, 1)
-        found.append((float(state.samples["head"].mean()), y.mean()))
-    return np.array(found)
+        pairs.append((float(state.samples["head"].mean()), y.mean()))
+    return np.array(pairs)
 
 
 def test_a_newcomers_minibatches_come_from_all_its_rows():
@@ -60,8 +60,8 @@ def test_a_newcomers_minibatches_come_from_all_its_rows():
     0.161 / sqrt(120) = 0.015, in the wrong chain 0.028.
     """
     kernel = mo.kernel.sgld(step=4e-4, batch_size=2)
-    found = newcomers(kernel, 60, 200, samples=1, thinning=5, burn_in=19)
-    assert np.sqrt(np.mean((found[:, 0] - found[:, 1]) ** 2)) < 0.22
+    pairs = newcomers(kernel, 60, 200, samples=1, thinning=5, burn_in=19)
+    assert np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2)) < 0.22
 
 
 def test_newcomers_have_noise_of_their_own():
@@ -108,10 +108,10 @@ def test_a_refused_proposal_may_be_anywhere(engine):
     data = mo.data.from_clients({f"c{i}": {"x": np.ones((3, 1)), "y": np.zeros((3, 1))} for i in range(3)}, test=0.0)
     prior = mo.prior.gaussian(scale=1.0, mean=1.0)
     algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.mala(step=0.2), samples=8, prior=prior, learn_prior=False)
-    dropped = []
-    options = {"evaluate_every": 4, "callbacks": [lambda run, record: dropped.extend(record.dropped)]}
+    dropouts = []
+    options = {"evaluate_every": 4, "callbacks": [lambda run, record: dropouts.extend(record.dropped)]}
     run = mo.fit(net, data, algorithm, **with_settings(split=split, rounds=4, engine=engine, **options))
-    assert dropped == []
+    assert dropouts == []
     assert all(float(state.samples["v"].min()) > 0 for state in run._loop.progress.store.get([0, 1, 2]))
 
 
@@ -150,7 +150,7 @@ def test_a_parameter_may_be_called_step():
     """Averaging is beside the chain of iterates: the last iterate is the same with it."""
     rng = np.random.default_rng(0)
     clients = {f"c{i}": {"x": rng.normal(size=(5, 1)), "y": rng.normal(size=(5, 1))} for i in range(3)}
-    found = []
+    values = []
     for averaged in (False, True):
         algorithm = mo.fedpop(shared=0.01, personal=mo.kernel.langevin(step=0.01), averaged=averaged)
         net = Stepped().double()
@@ -158,8 +158,8 @@ def test_a_parameter_may_be_called_step():
         run = mo.fit(
             net, mo.data.from_clients(clients, test=0.0), algorithm, split=split, rounds=3, engine="sequential"
         )
-        found.append(float(run._loop.progress.server.shared["step"]))
-    assert found[0] == found[1] != 2.0
+        values.append(float(run._loop.progress.server.shared["step"]))
+    assert values[0] == values[1] != 2.0
 
 
 @pytest.mark.parametrize("name", ["learn_prior", "averaged", "stateful"])

@@ -35,9 +35,9 @@ def two_groups():
         into = draws.uniform(key, (), *words, "group") < torch.sigmoid(beta["l"])
         return torch.where(into, beta["one"], beta["two"]) + S * draws.normal(key, beta["one"], *words)
 
-    apart = torch.tensor(APART)  # not even, so that the centre is not the model's first value
+    shift = torch.tensor(APART)  # not even, so that the centre is not the model's first value
     return Prior(
-        init=lambda z: {"one": z + apart, "two": z - apart / 2, "l": z.new_zeros(())},
+        init=lambda z: {"one": z + shift, "two": z - shift / 2, "l": z.new_zeros(())},
         log_density=log_density,
         centre=lambda beta: (beta["one"] + beta["two"]) / 2,
         draw=draw,
@@ -54,8 +54,8 @@ class Mixture:
         self.last, self.refused, self.held = {}, 0, 0
 
     def share(self, z):
-        apart = ((z - self.one) ** 2).sum() - ((z - self.two) ** 2).sum()
-        return 1 / (1 + np.exp(-self.l + apart / (2 * S**2)))
+        gap = ((z - self.one) ** 2).sum() - ((z - self.two) ** 2).sum()
+        return 1 / (1 + np.exp(-self.l + gap / (2 * S**2)))
 
     def target(self, c, z):
         """log p(z | D, u, beta) up to a constant, and its gradient."""
@@ -75,9 +75,9 @@ class Mixture:
             xi = draws.normal(key, like, turn, "chain", k, "proposal").numpy()
             value, slope = self.target(CLIENTS[i], z)
             y = z + STEP * slope + np.sqrt(2 * STEP) * xi
-            there, back = self.target(CLIENTS[i], y)
-            forth, home = ((y - z - STEP * slope) ** 2).sum(), ((z - y - STEP * back) ** 2).sum()
-            chance = np.exp(there - value - home / (4 * STEP) + forth / (4 * STEP))
+            value_y, slope_y = self.target(CLIENTS[i], y)
+            forth, home = ((y - z - STEP * slope) ** 2).sum(), ((z - y - STEP * slope_y) ** 2).sum()
+            chance = np.exp(value_y - value - home / (4 * STEP) + forth / (4 * STEP))
             if float(draws.uniform(key, (), turn, "chain", k, "accept")) < chance:
                 z = y
             else:
@@ -93,13 +93,13 @@ class Mixture:
                 self.last[i] = self.mala(i, self.last[i][-1] if i in self.last else (self.one + self.two) / 2, t)
                 for z in self.last[i]:
                     r = self.share(z)
-                    found = (
+                    slopes = (
                         -WEIGHT * c["a"].T @ (c["a"] @ self.u + c["b"] @ z - c["y"]),
                         r * (z - self.one) / S**2,
                         (1 - r) * (z - self.two) / S**2,
                         r - w,
                     )
-                    sums = [s + x / SAMPLES for s, x in zip(sums, found, strict=True)]
+                    sums = [s + x / SAMPLES for s, x in zip(sums, slopes, strict=True)]
             self.u = self.u + ETA_SHARED * sums[0]
             self.one, self.two = self.one + ETA_PRIOR * sums[1], self.two + ETA_PRIOR * sums[2]
             free = self.l + ETA_PRIOR * (sums[3] - H * self.l)
@@ -138,12 +138,12 @@ def test_a_learned_mixture_under_mala_is_algorithm_1(engine):
     assert 0 < reference.held < ROUNDS, "or the projection is not tested"
     # A client without data: one of the groups, drawn by its weight, and the centre for its one model.
     key, like = torch.tensor(draws.hash_words("new client", 0)), torch.zeros(2).double()
-    w, wanted = 1 / (1 + np.exp(-reference.l)), []
+    w, samples = 1 / (1 + np.exp(-reference.l)), []
     for m in range(SAMPLES):
         into = float(draws.uniform(key, (), "population", m, "group")) < w
         noise = draws.normal(key, like, "population", m).numpy()
-        wanted.append((reference.one if into else reference.two) + S * noise)
+        samples.append((reference.one if into else reference.two) + S * noise)
     x = {"a": np.zeros((2, 2)), "b": np.eye(2)}
-    np.testing.assert_allclose(run.predictive(None, x).outputs[:, :, 0], wanted, rtol=1e-9)
+    np.testing.assert_allclose(run.predictive(None, x).outputs[:, :, 0], samples, rtol=1e-9)
     centre = run.onboard(None).head.weight.detach().numpy()[0]
     np.testing.assert_allclose(centre, (reference.one + reference.two) / 2, rtol=1e-9)

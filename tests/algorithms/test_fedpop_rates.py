@@ -45,14 +45,14 @@ def solve():
     return hessian, best, np.array(gradients)
 
 
-def measure_level(kept, cohort, rounds, eta=ETA):
-    """The mean of f(theta_k) - f(theta*) over rounds, where ``kept`` of ``WIDTH`` numbers are sent; it begins there."""
+def measure_level(k, cohort, rounds, eta=ETA):
+    """The mean of f(theta_k) - f(theta*) over rounds, where ``k`` of ``WIDTH`` numbers are sent; it begins there."""
     hessian, best, _ = solve()
-    seen = []
+    gaps = []
 
     def record(run, _):
-        away = run._loop.progress.server.shared["u"].numpy() - best
-        seen.append(away @ hessian @ away / 2)
+        error = run._loop.progress.server.shared["u"].numpy() - best
+        gaps.append(error @ hessian @ error / 2)
 
     algorithm = flat(
         mo.fedpop,
@@ -64,11 +64,11 @@ def measure_level(kept, cohort, rounds, eta=ETA):
         samples=2,
         thinning=2,
     )
-    codec = mo.codec.rand_k(k=kept) if kept < WIDTH else None
+    codec = mo.codec.rand_k(k=k) if k < WIDTH else None
     settings = mo.Settings(codec=codec, evaluate_every=rounds)
     how = {"split": SPLIT, "rounds": rounds, "cohort": cohort, "engine": "vectorised", "settings": settings}
     mo.fit(vector_task(best, np.zeros(1)), federated(CLIENTS), algorithm, callbacks=[record], seed=3, **how)
-    return float(np.mean(seen[rounds // 5 :]))
+    return float(np.mean(gaps[rounds // 5 :]))
 
 
 def predict_slope(eta=ETA):
@@ -84,9 +84,9 @@ def test_the_error_is_linear_in_omega_over_p():
     Chance: some 50 independent values of 4 numbers in each run, so a level has a relative error of about 15%.
     """
     levels = {}
-    for kept, cohort in ((4, B), (2, B), (2, B // 2), (2, B // 4)):
-        x = WIDTH / kept * B / cohort - 1
-        levels[x] = measure_level(kept, cohort, 120)
+    for k, cohort in ((4, B), (2, B), (2, B // 2), (2, B // 4)):
+        x = WIDTH / k * B / cohort - 1
+        levels[x] = measure_level(k, cohort, 120)
     assert list(levels) == [0.0, 1.0, 3.0, 7.0]
     assert sorted(levels.values()) == list(levels.values())
     slope = np.polyfit(list(levels), list(levels.values()), 1)[0]

@@ -50,15 +50,15 @@ def expect_iterates(averaged):
     start = {"u": np.array(U), "mu": np.array(Z), "rho": np.log(0.8), "step": 0.02, "weight": 0.7, "samples": 3, "b": 1}
     reference = Reference(CLIENTS, **start, eta_shared=0.01, eta_prior=0.03)
     reference.run(ROUNDS, factors=[0.5**t for t in range(ROUNDS)])
-    mean = reference.averaged()
+    mean = reference.average()
     for one, other in ((mean.u, reference.u), (mean.mu, reference.mu), (mean.rho, reference.rho)):
         assert np.abs(one - other).max() > 0.001, "or the two are not told apart"
     return replace(mean if averaged else reference, burn_in=BURN_IN)
 
 
-def close(found, at, points):
+def close(prediction, at, points):
     """The outputs of ``X`` for each point, with the shared part of ``at``."""
-    np.testing.assert_allclose(found.outputs[:, :, 0], np.array(points) @ X["b"].T + X["a"] @ at.u, rtol=1e-9)
+    np.testing.assert_allclose(prediction.outputs[:, :, 0], np.array(points) @ X["b"].T + X["a"] @ at.u, rtol=1e-9)
 
 
 def same_model(net, u, z):

@@ -34,12 +34,12 @@ SPLIT = split_of(["u"], ["v"], {"u": 2, "v": 2})
 def population(count, seed, least=3, most=8):
     """Clients of the model, and their true z."""
     rng = np.random.default_rng(seed)
-    made, truth = [], MU + SPREAD * rng.normal(size=(count, 2))
+    clients, truth = [], MU + SPREAD * rng.normal(size=(count, 2))
     for z in truth:
         n = int(rng.integers(least, most))
         a, b = rng.normal(size=(n, 2)), rng.normal(size=(n, 2))
-        made.append({"a": a, "b": b, "y": a @ U + b @ z + S * rng.normal(size=n)})
-    return made, truth
+        clients.append({"a": a, "b": b, "y": a @ U + b @ z + S * rng.normal(size=n)})
+    return clients, truth
 
 
 def posterior(c, u=U, mu=MU, spread=SPREAD, noise=S):
@@ -49,8 +49,8 @@ def posterior(c, u=U, mu=MU, spread=SPREAD, noise=S):
 
 
 def fedpop(kernel, spread=SPREAD, **options):
-    given = {"shared_lr": 0.03, "prior_lr": 0.1, "loss_weight": 1 / S**2, "samples": 1}
-    return flat(mo.fedpop, kernel=kernel, prior=mo.prior.gaussian(scale=spread), **{**given, **options})
+    defaults = {"shared_lr": 0.03, "prior_lr": 0.1, "loss_weight": 1 / S**2, "samples": 1}
+    return flat(mo.fedpop, kernel=kernel, prior=mo.prior.gaussian(scale=spread), **{**defaults, **options})
 
 
 def adapt_clients(clients, algorithm, u=U, mu=MU):
@@ -59,15 +59,15 @@ def adapt_clients(clients, algorithm, u=U, mu=MU):
     states = [problem.first_state(algorithm)] * len(clients)
     jobs = problem.make_jobs(adapt_phases(algorithm), range(len(clients)), states, "adapt", 0, part="train")
     received = algorithm.broadcast(problem.first_server(algorithm))
-    found = serve(partial(Vectorised, block=1000), problem, algorithm.adapt, jobs, received, RoundInfo())
-    return torch.stack([state.samples["v"] for state in found]).numpy()
+    ends = serve(partial(Vectorised, block=1000), problem, algorithm.adapt, jobs, received, RoundInfo())
+    return torch.stack([state.samples["v"] for state in ends]).numpy()
 
 
-def check_normal(found, mean, covariance):
-    n = len(found)
-    assert np.abs((found.mean(0) - mean) / np.sqrt(np.diag(covariance) / n)).max() < 6.5
+def check_normal(points, mean, covariance):
+    n = len(points)
+    assert np.abs((points.mean(0) - mean) / np.sqrt(np.diag(covariance) / n)).max() < 6.5
     error = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / n)
-    assert np.abs((np.cov(found.T) - covariance) / error).max() < 6.5
+    assert np.abs((np.cov(points.T) - covariance) / error).max() < 6.5
 
 
 @pytest.mark.parametrize("kernel", ["mala", "tuned", "langevin"])
@@ -80,10 +80,10 @@ def test_a_new_clients_posterior_is_the_closed_form(kernel):
     mean, precision = posterior(c)
     gamma = 0.5 / np.linalg.eigvalsh(precision)[-1]
     steps = int(np.ceil(np.log(1e-4) / np.log(1 - gamma * np.linalg.eigvalsh(precision)[0])))
-    made = mo.kernel.mala() if kernel == "tuned" else getattr(mo.kernel, kernel)(step=gamma)
-    found = adapt_clients([c] * 2000, fedpop(made, burn_in=steps))[:, 0]
-    wanted = precision if kernel != "langevin" else precision @ (np.eye(2) - gamma * precision / 2)
-    check_normal(found, mean, np.linalg.inv(wanted))
+    sampler = mo.kernel.mala() if kernel == "tuned" else getattr(mo.kernel, kernel)(step=gamma)
+    points = adapt_clients([c] * 2000, fedpop(sampler, burn_in=steps))[:, 0]
+    limit = precision if kernel != "langevin" else precision @ (np.eye(2) - gamma * precision / 2)
+    check_normal(points, mean, np.linalg.inv(limit))
 
 
 def marginal(theta, clients):
@@ -127,8 +127,8 @@ def test_the_fit_maximises_the_marginal_likelihood():
     best = minimize(lambda theta: -marginal(theta, clients), np.zeros(5), tol=1e-10)
     start = np.array([0.0, 0.0, 0.0, 0.0, np.log(1.5)])
     assert -best.fun - marginal(start, clients) > 100
-    found = fit_run(clients, 80, seed=0)
-    assert -best.fun - marginal(found, clients) < 1.0
+    estimate = fit_run(clients, 80, seed=0)
+    assert -best.fun - marginal(estimate, clients) < 1.0
     # The spread that posterior means alone have is too small: it is not where the fit ends.
     means = np.array([posterior(c, best.x[:2], best.x[2:4], np.exp(best.x[4]))[0] for c in clients])
     narrow = np.append(best.x[:4], np.log((means - means.mean(0)).std()))
@@ -155,20 +155,20 @@ def test_ninety_per_cent_intervals_cover_ninety_per_cent():
         a, b = rng.normal(size=(n, 2)), np.linalg.qr(rng.normal(size=(n, 2)))[0]
         clients.append({"a": a, "b": b, "y": a @ U + b @ z + S * rng.normal(size=n)})
     precision = 1 / S**2 + 1 / SPREAD**2
-    found = adapt_clients(clients, fedpop(mo.kernel.mala(step=0.5 / precision), burn_in=0, samples=200, thinning=3))
-    low, high = np.quantile(found, [0.05, 0.95], axis=1)
+    points = adapt_clients(clients, fedpop(mo.kernel.mala(step=0.5 / precision), burn_in=0, samples=200, thinning=3))
+    low, high = np.quantile(points, [0.05, 0.95], axis=1)
     assert 0.84 < coverage(low, high, truth) < 0.95
     a, b = rng.normal(size=(2, 800, 2))
-    seen = Predictive(np.einsum("nd,nmd->mn", b, found) + a @ U)
+    prediction = Predictive(np.einsum("nd,nmd->mn", b, points) + a @ U)
     means = np.array([posterior(c)[0] for c in clients])
     new = stats.norm(a @ U + (b * means).sum(1), np.sqrt(S**2 + (b**2).sum(1) / precision))
 
-    def held(interval):
+    def measure_chance(interval):
         return float((new.cdf(interval[1]) - new.cdf(interval[0])).mean())
 
-    assert 0.89 < held(seen.interval(0.9, noise=S)) < 0.91
+    assert 0.89 < measure_chance(prediction.interval(0.9, noise=S)) < 0.91
     # Without the noise of observations the interval is one of the output: it is too narrow for them.
-    assert held(seen.interval(0.9)) < 0.8
+    assert measure_chance(prediction.interval(0.9)) < 0.8
 
 
 def test_a_spread_towards_0_gives_the_objective_of_fedavg():
@@ -240,8 +240,8 @@ def test_onboarding_is_the_chain_of_algorithm_1_from_the_learned_prior():
     points = reference.chain(0, reference.mu, 0, purpose="onboard", key=newcomer_key(0, columns(new)))
     np.testing.assert_allclose(run.onboard(columns(new)).head.weight.detach().numpy()[0], np.mean(points, 0), rtol=1e-9)
     x = {"a": np.ones((3, 2)), "b": np.arange(6.0).reshape(3, 2)}
-    seen = run.predictive(columns(new), x).outputs[:, :, 0]
-    np.testing.assert_allclose(seen, np.array(points) @ x["b"].T + x["a"] @ start["u"], rtol=1e-9)
+    outputs = run.predictive(columns(new), x).outputs[:, :, 0]
+    np.testing.assert_allclose(outputs, np.array(points) @ x["b"].T + x["a"] @ start["u"], rtol=1e-9)
 
 
 def test_without_data_the_prior_predicts():
@@ -261,12 +261,12 @@ def test_without_data_the_prior_predicts():
     u, mu, spread = server.shared["body.weight"].numpy()[0], server.prior["mean"].numpy(), server.prior["log_scale"]
     variance = float(spread.exp()) ** 2
     first = run._loop.problem.first_state(large)
-    drawn = (
+    points = (
         large.posterior.population(torch.tensor(11), large.broadcast(server), first)
         .samples["head.weight"]
         .numpy()[:, 0]
     )
-    check_normal(drawn, mu, np.eye(2) * variance)
+    check_normal(points, mu, np.eye(2) * variance)
     x = {"a": np.array([[1.0, 2.0], [-3.0, 0.5]]), "b": np.array([[2.0, -1.0], [0.5, 1.5]])}
     outputs = run.predictive(None, x).outputs[:, :, 0]
     check_normal(outputs, x["a"] @ u + x["b"] @ mu, variance * x["b"] @ x["b"].T)

@@ -30,12 +30,12 @@ def test_trajectory_in_numpy(engine):
     run = mo.fit(bilinear.task(), federated(clients), algorithm, split=split, rounds=3, engine=engine)
     phi, heads = bilinear.START["B"], [bilinear.START["h"]] * len(SIZES)
     for _ in range(3):
-        sent = []
+        uploads = []
         for i, data in enumerate(clients):
             for _s in range(5):
                 heads[i] = heads[i] - 0.1 * bilinear.gradient({"B": phi, "h": heads[i]}, data, slice(None))["h"]
-            sent.append(phi - 0.1 * bilinear.gradient({"B": phi, "h": heads[i]}, data, slice(None))["B"])
-        phi = np.mean(sent, axis=0)
+            uploads.append(phi - 0.1 * bilinear.gradient({"B": phi, "h": heads[i]}, data, slice(None))["B"])
+        phi = np.mean(uploads, axis=0)
     bilinear.agree(run, {"B": phi}, [{"h": head} for head in heads])
 
 

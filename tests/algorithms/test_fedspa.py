@@ -78,17 +78,17 @@ def test_rounds_against_numpy(engine, cohort, search):
         search=search != "rsm",
         regrow_pruned=search == "dst",
     )
-    asked = {k for cohort in cohorts for k in cohort}
+    participants = {k for cohort in cohorts for k in cohort}
     for name, p in run.shared_parameters().items():
         np.testing.assert_allclose(p.numpy(), w[name], atol=1e-12)
     for k, state in enumerate(states(run)):
-        assert bool(state.asked) == (k in asked)
+        assert bool(state.asked) == (k in participants)
         for name, m in masks[k].items():
             assert np.array_equal(state.mask[name].numpy(), m), (k, name)
-        wanted = ref.apply(w, masks[k])  # never asked: the first mask, line 3 of Algorithm 1
+        model = ref.apply(w, masks[k])  # never asked: the first mask, line 3 of Algorithm 1
         for name, p in run.parameters(k).items():
-            np.testing.assert_allclose(p.numpy(), wanted[name], atol=1e-12)
-    moved = any((masks[k][n] != first[n]).any() for k in asked for n in first)
+            np.testing.assert_allclose(p.numpy(), model[name], atol=1e-12)
+    moved = any((masks[k][n] != first[n]).any() for k in participants for n in first)
     assert moved == (search != "rsm")
 
 
@@ -99,14 +99,14 @@ def test_first_masks_follow_the_seed_of_the_run():
     def same(one, other):
         return all(torch.equal(mask, other[name]) for name, mask in one.items())
 
-    def first_masks(seed, **given):
+    def first_masks(seed, **keywords):
         options = {"split": SPLIT, "rounds": 1, "cohort": 1, "engine": "sequential"}
-        algorithm = mo.fedspa(shared=0.1, search="rsm", **given)
+        algorithm = mo.fedspa(shared=0.1, search="rsm", **keywords)
         return states(mo.fit(net, data, algorithm, seed=seed, **options))[0].mask
 
     for seed in (0, 5):
-        wanted = mo.fedspa(shared=0.1, mask_seed=seed).init_client(net.init, {}).mask
-        assert same(first_masks(seed), wanted)
+        masks = mo.fedspa(shared=0.1, mask_seed=seed).init_client(net.init, {}).mask
+        assert same(first_masks(seed), masks)
         assert same(first_masks(seed, mask_seed=3), first_masks(0, mask_seed=3))
     assert not same(first_masks(0), first_masks(5))
 
@@ -149,11 +149,11 @@ class SubNetwork(nn.Module):
         )
 
     def weights(self):
-        found = {}
+        parameters = {}
         for n, p in self.net.named_parameters():
             value = self.values[n.replace(".", "_")]
-            found[n] = torch.zeros_like(p).masked_scatter(self.masks[n], value) if n in self.masks else value
-        return found
+            parameters[n] = torch.zeros_like(p).masked_scatter(self.masks[n], value) if n in self.masks else value
+        return parameters
 
     def forward(self, x):
         return torch.func.functional_call(self.net, self.weights(), (x,))
@@ -196,27 +196,27 @@ def test_volume_is_constant_and_the_server_moves_only_on_the_union_of_masks(mask
     algorithm = mo.fedspa(shared=mo.sgd(0.3, batch_size=4), density=0.4, masks=masks, regrow=regrow)
     problem = problem_of(mo.task.from_module(mlp(), loss="cross_entropy"), DATA, mo.split.nothing(mlp()))
     server = problem.first_server(algorithm)
-    held = [problem.first_state(algorithm) for _ in range(3)]
-    volumes = {n: int(m.sum()) for n, m in held[0].mask.items()}
+    states = [problem.first_state(algorithm) for _ in range(3)]
+    volumes = {n: int(m.sum()) for n, m in states[0].mask.items()}
     assert sum(volumes.values()) == 11
     for t, cohort in enumerate([(0, 1), (1, 2), (0, 2), (0, 1)]):
         received = algorithm.broadcast(server)
-        jobs = problem.make_jobs(algorithm.phases, cohort, [held[k] for k in cohort], "train", t, part="train")
-        done = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo(t, elapsed=t / 3))
+        jobs = problem.make_jobs(algorithm.phases, cohort, [states[k] for k in cohort], "train", t, part="train")
+        results = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo(t, elapsed=t / 3))
         # What a client sent is 0 outside the mask it worked with.
         begin = algorithm.sparsity.first_mask or (lambda key, received, state: state)
-        worked = [begin(torch.tensor(job.key), received, job.state).mask for job in jobs]
-        for mask, (update, _) in zip(worked, done, strict=True):
+        client_masks = [begin(torch.tensor(job.key), received, job.state).mask for job in jobs]
+        for mask, (update, _) in zip(client_masks, results, strict=True):
             assert all((update.upload[n][~m] == 0).all() for n, m in mask.items())
-        server = next_server(algorithm, server, [u for u, _ in done], share=2 / 3)
+        server = next_server(algorithm, server, [u for u, _ in results], share=2 / 3)
         after = algorithm.broadcast(server)
         for name in volumes:
-            union = torch.stack([mask[name] for mask in worked]).any(0)
+            union = torch.stack([mask[name] for mask in client_masks]).any(0)
             assert torch.equal(after[name][~union], received[name][~union])
-        for k, (_, state) in zip(cohort, done, strict=True):
+        for k, (_, state) in zip(cohort, results, strict=True):
             assert {n: int(m.sum()) for n, m in state.mask.items()} == volumes
-            held[k] = state
-    assert any((held[0].mask[n] != held[1].mask[n]).any() for n in volumes)
+            states[k] = state
+    assert any((states[0].mask[n] != states[1].mask[n]).any() for n in volumes)
 
 
 def test_different_masks_are_drawn_by_each_client_and_kept():
@@ -266,9 +266,9 @@ def test_a_new_mask_takes_the_dense_weights_of_the_server():
     first = (
         mo.fedspa(shared=0.1, density=0.4).init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
     )
-    grown = {n: m & ~first[n] for n, m in state.mask.items()}
-    assert sum(int(g.sum()) for g in grown.values()) > 0
-    for name, places in grown.items():
+    additions = {n: m & ~first[n] for n, m in state.mask.items()}
+    assert sum(int(g.sum()) for g in additions.values()) > 0
+    for name, places in additions.items():
         assert torch.equal(run.parameters(0)[name][places], run.shared_parameters()[name][places])
         assert (run.parameters(0)[name][places] != 0).all()
 
@@ -305,16 +305,16 @@ def test_bytes_by_hand(engine):
     algorithm = mo.fedspa(shared=mo.sgd(0.1, batch_size=4), density=0.5)
     run = mlp_run(algorithm, engine, rounds=2)
     first = algorithm.init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
-    told, known = (
+    with_mask, without_mask = (
         len(pack(sparse_pack({n: p.detach() for n, p in mlp().named_parameters()}, first, known=k)))
         for k in (False, True)
     )
     ledger = run.ledger
     assert ledger["down_values"] == ledger["up_values"] == 2 * 3 * 26 * 4
-    assert told > known > 26 * 4
-    assert ledger["down_payload"] == ledger["up_payload"] == 3 * told + 3 * known
+    assert with_mask > without_mask > 26 * 4
+    assert ledger["down_payload"] == ledger["up_payload"] == 3 * with_mask + 3 * without_mask
     static = mlp_run(mo.fedspa(shared=0.1, density=0.5, search="rsm"), engine, rounds=2).ledger
-    assert static["up_payload"] == 6 * known
+    assert static["up_payload"] == 6 * without_mask
 
 
 def test_the_sparse_codec_changes_no_number():
@@ -328,12 +328,12 @@ def test_a_codec_does_not_hide_new_masks():
     """Whatever packs the values: 3 clients find a new mask in the first of two rounds, none in the last."""
     weights = {n: p.detach() for n, p in mlp().named_parameters()}
     mask = mo.fedspa(shared=0.1).init_client(weights, {}).mask
-    told, alone = (len(pack(sparse_pack(weights, mask, known=known))) for known in (False, True))
+    with_mask, without_mask = (len(pack(sparse_pack(weights, mask, known=known))) for known in (False, True))
     dst, rsm = (
         mlp_run(mo.fedspa(shared=mo.sgd(0.1, batch_size=4), search=s), rounds=2, codec=mo.codec.qsgd(levels=7)).ledger
         for s in ("dst", "rsm")
     )
-    assert dst["up_payload"] - rsm["up_payload"] == 3 * (told - alone)
+    assert dst["up_payload"] - rsm["up_payload"] == 3 * (with_mask - without_mask)
     assert dst["up_values"] == rsm["up_values"]
 
 
@@ -456,8 +456,8 @@ def test_the_dense_model_is_the_shared_one():
 def test_onboarding_gives_a_sparse_model():
     run = mlp_run(mo.fedspa(shared=0.1, density=0.4, masks="different"))
     columns = DATA.client(1)
-    made = run.onboard({k: columns[k] for k in ("x", "y")})
-    parameters = dict(made.named_parameters()) if isinstance(made, nn.Module) else made
+    model = run.onboard({k: columns[k] for k in ("x", "y")})
+    parameters = dict(model.named_parameters()) if isinstance(model, nn.Module) else model
     assert sum(int((p == 0).sum()) for p in parameters.values()) >= 51 - 20
 
 
@@ -494,9 +494,9 @@ def test_resumed_bit_for_bit(tmp_path):
     ],
 )
 def test_bad_options_are_one_line(options, text):
-    with pytest.raises(MoietyError) as caught:
+    with pytest.raises(MoietyError) as error:
         flat(mo.fedspa, lr=0.1, **options)
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 def test_a_model_of_vectors_cannot_be_sparse():

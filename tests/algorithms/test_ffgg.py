@@ -105,9 +105,9 @@ def test_everything_personal_is_a_solve_from_the_start(engine):
     )
     for client, data in enumerate(CLIENTS):
         rows = np.vstack([np.hstack([data["a"], data["b"]]), np.hstack([data["h"], 0 * data["b"]])])
-        wanted = np.linalg.lstsq(rows, np.concatenate([data["y"], data["c"]]), rcond=None)[0]
-        found = run.parameters(client)
-        np.testing.assert_allclose(np.concatenate([found["u"], found["v"]]), wanted, rtol=1e-8, atol=1e-8)
+        solution = np.linalg.lstsq(rows, np.concatenate([data["y"], data["c"]]), rcond=None)[0]
+        parameters = run.parameters(client)
+        np.testing.assert_allclose(np.concatenate([parameters["u"], parameters["v"]]), solution, rtol=1e-8, atol=1e-8)
 
 
 @ENGINES
@@ -122,9 +122,9 @@ def test_a_gradient_from_a_batch_is_a_step_on_its_rows(engine):
         mo.fit(scalar_task(), federated(rows), algorithm, split=split, rounds=1, seed=seed, engine=engine)
         for seed in range(6)
     ]
-    found = [float(run.shared_parameters()["u"]) for run in runs]
-    nearest = [int(np.abs(points - u).argmin()) for u in found]
-    np.testing.assert_allclose(found, points[nearest], rtol=1e-12)
+    thetas = [float(run.shared_parameters()["u"]) for run in runs]
+    nearest = [int(np.abs(points - u).argmin()) for u in thetas]
+    np.testing.assert_allclose(thetas, points[nearest], rtol=1e-12)
     assert len(set(nearest)) > 1
 
 
@@ -155,14 +155,14 @@ def test_a_random_start_does_not_matter_where_the_solver_is_exact(engine):
     net = mo.models.linear(4, 2, seed=1).double()
     clients = [{"x": c["x"], "y": np.stack([c["x"][:, 0], c["x"][:, 1] ** 2], 1)} for c in image_clients((9, 8))]
     split = mo.split.by_name(net, personal=["*bias"])
-    found = {}
+    weights = {}
     for name, solver in (("exact", EXACT), ("sgd", mo.sgd(0.1, steps=1))):
         for seed in (None, 1):
             algorithm = mo.ffgg(shared=0.1, personal=solver, random_start=seed)
             run = mo.fit(net, federated(clients), algorithm, split=split, rounds=2, engine=engine, loss="mse")
-            found[name, seed] = next(p for n, p in run.shared_parameters().items() if n.endswith("weight"))
-    torch.testing.assert_close(found["exact", None], found["exact", 1], rtol=1e-10, atol=1e-12)
-    assert not torch.allclose(found["sgd", None], found["sgd", 1], rtol=1e-4)
+            weights[name, seed] = next(p for n, p in run.shared_parameters().items() if n.endswith("weight"))
+    torch.testing.assert_close(weights["exact", None], weights["exact", 1], rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(weights["sgd", None], weights["sgd", 1], rtol=1e-4)
 
 
 def test_a_client_never_seen_gets_its_personal_part_from_the_solver():
@@ -203,8 +203,8 @@ def test_running_statistics_move_with_every_pass(solver, passes):
         settings=mo.Settings(partial=False),
     )
     means = torch.stack([net[0](torch.tensor(c["x"])).detach().mean(0) for c in clients])
-    wanted = (1 - 0.9 ** (passes + 1)) * means.mean(0)
-    torch.testing.assert_close(run.shared_parameters()["1.running_mean"], wanted, rtol=1e-5, atol=1e-6)
+    mean = (1 - 0.9 ** (passes + 1)) * means.mean(0)
+    torch.testing.assert_close(run.shared_parameters()["1.running_mean"], mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

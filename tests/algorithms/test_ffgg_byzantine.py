@@ -45,17 +45,17 @@ TASK, SPLIT = ref.task(THETA, W, phi=False), split_of(["u"], ["v"], {"u": D, "v"
 def path(task=TASK, clients=CLIENTS, rounds=ROUNDS, rate=RATE, solver=None, split=SPLIT, **options):
     """theta before every round and after the last."""
     algorithm = mo.ffgg(shared=rate, personal=solver or mo.solver.exact())
-    found = [task.init["u"].numpy()]
+    thetas = [task.init["u"].numpy()]
 
     def server_update(server, change, share):
         after = algorithm.server_update(server, change, share)
-        found.append(after.shared["u"].numpy().copy())
+        thetas.append(after.shared["u"].numpy().copy())
         return after
 
     options = {"engine": "vectorised", "evaluate_every": rounds, **options}
-    watched = replace(algorithm, server_update=server_update)
-    mo.fit(task, federated(clients), watched, **with_settings(split=split, rounds=rounds, **options))
-    return np.array(found)
+    recorder = replace(algorithm, server_update=server_update)
+    mo.fit(task, federated(clients), recorder, **with_settings(split=split, rounds=rounds, **options))
+    return np.array(thetas)
 
 
 def squares(thetas, best=BEST):
@@ -110,20 +110,20 @@ ATTACKS = {
 def test_theorem_8(attack, aggregator):
     """||theta^r - theta*||^2 <= (1 - gamma mu / 2)^r ||theta^0 - theta*||^2 in every round, to the exact solution."""
     how = {"aggregator": AGGREGATORS[aggregator], "attack": ATTACKS[attack], "attackers": list(BAD)}
-    found = squares(path(**how))
-    bound = found[0] * (1 - RATE * 0.95 / 2) ** np.arange(ROUNDS + 1)
-    assert len(found) == ROUNDS + 1
-    assert (found <= bound * (1 + 1e-12)).all()
-    assert found[-1] < 1e-6 * found[0]
+    distances = squares(path(**how))
+    bound = distances[0] * (1 - RATE * 0.95 / 2) ** np.arange(ROUNDS + 1)
+    assert len(distances) == ROUNDS + 1
+    assert (distances <= bound * (1 + 1e-12)).all()
+    assert distances[-1] < 1e-6 * distances[0]
 
 
 def mean_path(direction):
     """theta^{r+1} = theta^r - gamma direction(theta^r), in NumPy."""
-    theta, found = THETA, [THETA]
+    theta, thetas = THETA, [THETA]
     for _ in range(ROUNDS):
         theta = theta - RATE * direction(theta)
-        found.append(theta)
-    return np.array(found)
+        thetas.append(theta)
+    return np.array(thetas)
 
 
 def honest(theta):
@@ -149,32 +149,32 @@ FAIL = ("sign flip", "inner product", "flipped targets")
 @pytest.mark.parametrize("attack", MEANS)
 def test_the_mean_does_what_numpy_says(attack):
     """It diverges, or ends elsewhere, where three of these attacks are; the others cannot lead it astray here."""
-    found = path(attack=ATTACKS[attack], attackers=list(BAD))
+    thetas = path(attack=ATTACKS[attack], attackers=list(BAD))
     expected = mean_path(MEANS[attack])
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-    end = squares(found)[-1] / squares(found)[0]
+    np.testing.assert_allclose(thetas, expected, rtol=1e-9, atol=1e-9)
+    end = squares(thetas)[-1] / squares(thetas)[0]
     assert (end > 1e-3) == (attack in FAIL)
     if attack != "flipped targets":
         assert (end > 1) == (attack in FAIL)
         return
     # sum_good S (t - theta*) + sum_bad S (t + theta*) = 0
     good, bad = S[GOOD].sum(0), S[list(BAD)].sum(0)
-    np.testing.assert_allclose(found[-1], np.linalg.solve(good + bad, (good - bad) @ BEST), atol=1e-3)
+    np.testing.assert_allclose(thetas[-1], np.linalg.solve(good + bad, (good - bad) @ BEST), atol=1e-3)
 
 
 def test_the_mean_does_not_converge_under_noise():
     """A step of the mean adds noise of 0.2 * sqrt(2) / 10 * 200 = 5.7 to every coordinate, to the very end."""
-    found = squares(path(attack=ATTACKS["gaussian"], attackers=list(BAD)))
-    assert found[-10:].min() > 0.1
-    assert np.median(found[-20:]) > 50
+    distances = squares(path(attack=ATTACKS["gaussian"], attackers=list(BAD)))
+    assert distances[-10:].min() > 0.1
+    assert np.median(distances[-20:]) > 50
 
 
 def test_a_share_is_enough_to_say():
     """20% of ten clients are two, drawn; two mixed and trimmed away are any two."""
     for seed in (0, 1):
         how = {"aggregator": AGGREGATORS["mixing, trimmed mean"], "attack": ATTACKS["inner product"], "seed": seed}
-        found = squares(path(attackers=0.2, **how))
-        assert found[-1] < 1e-6 * found[0]
+        distances = squares(path(attackers=0.2, **how))
+        assert distances[-1] < 1e-6 * distances[0]
 
 
 def test_example_3():

@@ -28,13 +28,13 @@ def follow_run(task, clients, algorithm, rounds, split, **options):
         thetas.append(after.shared["u"].numpy().copy())
         return after
 
-    watched = replace(algorithm, server_update=server_update)
+    recorder = replace(algorithm, server_update=server_update)
     data = federated(clients)
     options = {"engine": "sequential", "evaluate_every": rounds, **options}
     run = mo.fit(
         task,
         data,
-        watched,
+        recorder,
         **with_settings(
             split=split, rounds=rounds, callbacks=[lambda run, record: cohorts.append(record.cohort)], **options
         ),
@@ -72,8 +72,8 @@ def test_partial_participation_decreases_the_distance_in_every_round(cohort):
     algorithm = mo.ffgg(shared=1 / L, personal=EXACT)
     _, thetas, cohorts = follow_run(ref.task(THETA, W), CLIENTS, algorithm, 60, SPLIT, cohort=cohort)
     assert len({tuple(c) for c in cohorts}) > 2
-    for before, after, asked in zip(thetas[:-1], thetas[1:], cohorts, strict=True):
-        drop = np.mean([np.sum(ref.operator(CLIENTS[m], before) ** 2) for m in asked]) / L**2
+    for before, after, members in zip(thetas[:-1], thetas[1:], cohorts, strict=True):
+        drop = np.mean([np.sum(ref.operator(CLIENTS[m], before) ** 2) for m in members]) / L**2
         assert np.sum((after - BEST) ** 2) <= np.sum((before - BEST) ** 2) - drop + 1e-12
 
 
@@ -108,15 +108,15 @@ def test_fedavg_is_biased_on_the_same_problem():
     one = plain.minimiser(FITTED, (1, 1, 1), {"u": "a", "v": "b"}, ())[0]
     assert np.abs(one["u"] - THETA_STAR).max() > 0.1
     task, split = ref.task(one["u"], one["v"], phi=False), split_of(["u", "v"], [], {"u": 3, "v": 2})
-    moved = {}
+    drifts = {}
     for steps, cohort in ((1, 3), (10, 3), (10, 1)):
         algorithm = mo.fedavg(shared=mo.sgd(0.1, steps=steps, batch_size=99), weighting="uniform")
         run = mo.fit(task, federated(FITTED), algorithm, split=split, rounds=20, cohort=cohort, engine="vectorised")
-        moved[steps, cohort] = np.abs(run.shared_parameters()["u"].numpy() - one["u"]).max()
+        drifts[steps, cohort] = np.abs(run.shared_parameters()["u"].numpy() - one["u"]).max()
         assert min(row["loss"] for row in run.clients) > 0.05
-    assert moved[1, 3] < 1e-10
-    assert moved[10, 3] > 1e-3
-    assert moved[10, 1] > 1e-2
+    assert drifts[1, 3] < 1e-10
+    assert drifts[10, 3] > 1e-3
+    assert drifts[10, 1] > 1e-2
 
 
 def test_theorem_6():
@@ -164,10 +164,10 @@ def test_theorem_5(engine, weighting):
         engine=engine,
         settings=mo.Settings(evaluate_every=60),
     )
-    found = run.shared_parameters()["u"].numpy()
-    np.testing.assert_allclose(found, best, rtol=0, atol=1e-8)
+    theta = run.shared_parameters()["u"].numpy()
+    np.testing.assert_allclose(theta, best, rtol=0, atol=1e-8)
     for side in np.vstack([np.eye(3), -np.eye(3)]) / 100:
-        assert ref.risk(clients, weights, found) < ref.risk(clients, weights, found + side)
+        assert ref.risk(clients, weights, theta) < ref.risk(clients, weights, theta + side)
 
 
 def test_example_3():

@@ -42,9 +42,9 @@ def test_by_hand(engine, rounds, v1, v2):
     run = mo.fit(scalar_task(), federated(CLIENTS), algorithm, split=split, rounds=rounds, engine=engine)
     assert float(run.shared_parameters()["u"]) == 1.0
     for client, v in enumerate((v1, v2)):
-        found = run.parameters(client)
-        assert float(found["u"]) == 1.0
-        assert float(found["v"]) == pytest.approx(float(v), rel=1e-14)
+        parameters = run.parameters(client)
+        assert float(parameters["u"]) == 1.0
+        assert float(parameters["v"]) == pytest.approx(float(v), rel=1e-14)
 
 
 def test_a_client_that_is_not_asked_stays_where_it_was():

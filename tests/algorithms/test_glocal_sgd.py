@@ -42,18 +42,18 @@ def test_two_rounds_by_hand_without_delay():
     rows = [{"a": [1.0, 2.0], "b": [1.0, 1.0], "y": [0.0, 1.0]}, {"a": [1.0, 0.0], "b": [2.0, 1.0], "y": [3.0, 1.0]}]
     clients = [{k: np.array(c) for k, c in r.items()} for r in rows]
     algorithm = mo.glocal_sgd(shared=mo.online(0.1, shuffle=False), personal=0.5)
-    seen = []
+    losses = []
     run = mo.fit(
         scalar_task(),
         federated(clients),
         algorithm,
         split=split_of(["u"], ["v"]),
         rounds=2,
-        callbacks=[lambda run, record: seen.append(record.train_loss)],
+        callbacks=[lambda run, record: losses.append(record.train_loss)],
     )
     assert float(run.shared_parameters()["u"]) == pytest.approx(float(Fraction(11, 10) - Fraction(7, 50)))
     assert [float(run.parameters(i)["v"]) for i in (0, 1)] == pytest.approx([-0.5 - 0.35, 1.5])
-    assert seen == pytest.approx([(Fraction(1, 2) + 2) / 2, (Fraction(49, 200) + Fraction(1, 2)) / 2])
+    assert losses == pytest.approx([(Fraction(1, 2) + 2) / 2, (Fraction(49, 200) + Fraction(1, 2)) / 2])
 
 
 def simulate(clients, rounds, down, up, *, rule="sgd", alignment="aligned", radii=(None, None), lam=None, batch=1):
@@ -129,18 +129,18 @@ CASES = {
 def test_delays_are_those_of_the_formulas(case, engine):
     clients = vector_clients([5, 3, 4])
     down, up = case.get("down", [0] * 3), case.get("up", [0] * 3)
-    wanted = simulate(clients, 23, down, up, **{k: v for k, v in case.items() if k not in ("down", "up")})
+    expected = simulate(clients, 23, down, up, **{k: v for k, v in case.items() if k not in ("down", "up")})
     alignment = case.get("alignment", "aligned")
     at = "arrival" if alignment == "misaligned" else "dispatch"
     radii = case.get("radii", (None, None))
     trip = max(a + b for a, b in zip(down, up, strict=True))
-    seen = []
+    losses = []
     run = fit_run(
         clients,
         23,
         engine=engine,
         clock=mo.clock.delayed(down=down, up=up, at=at) if "down" in case else None,
-        online=lambda run, record: seen.append(record.train_loss),
+        online=lambda run, record: losses.append(record.train_loss),
         rule=case.get("rule", "sgd"),
         alignment=alignment,
         longest_round_trip=trip + 1 if alignment == "aligned" and trip else 0,  # room to spare changes nothing
@@ -149,10 +149,10 @@ def test_delays_are_those_of_the_formulas(case, engine):
         batch_size=case.get("batch", 1),
         weighting="examples" if "lam" in case else "uniform",
     )
-    np.testing.assert_allclose(run.shared_parameters()["u"].numpy(), wanted[0], rtol=1e-9)
+    np.testing.assert_allclose(run.shared_parameters()["u"].numpy(), expected[0], rtol=1e-9)
     for i in range(3):
-        np.testing.assert_allclose(run.parameters(i)["v"].numpy(), wanted[1][i], rtol=1e-9)
-    np.testing.assert_allclose(seen, wanted[2], rtol=1e-9)
+        np.testing.assert_allclose(run.parameters(i)["v"].numpy(), expected[1][i], rtol=1e-9)
+    np.testing.assert_allclose(losses, expected[2], rtol=1e-9)
 
 
 def test_the_three_rules_differ_under_delay_and_are_one_without():
@@ -170,9 +170,9 @@ def test_the_three_rules_differ_under_delay_and_are_one_without():
 def test_weights_may_stand_in_a_column():
     """lambda = 5, 3, 4 in a column are the same as weighting by the numbers of examples 5, 3, 4."""
     clients = vector_clients([5, 3, 4])
-    named = [{**c, "lam": np.full(len(c["y"]), float(n))} for c, n in zip(clients, (5, 3, 4), strict=True)]
+    rows = [{**c, "lam": np.full(len(c["y"]), float(n))} for c, n in zip(clients, (5, 3, 4), strict=True)]
     one = fit_run(clients, 9, weighting="examples")
-    other = fit_run(named, 9, weight_column="lam")
+    other = fit_run(rows, 9, weight_column="lam")
     torch.testing.assert_close(one.shared_parameters()["u"], other.shared_parameters()["u"], rtol=1e-12, atol=0)
     with pytest.raises(MoietyError, match=r"`weight_column` must be a column of the data, got lam\."):
         fit_run(clients, 2, weight_column="lam")
@@ -201,13 +201,13 @@ def test_opposite_preferences():
     u = float(run.shared_parameters()["u"])
     assert [u + float(run.parameters(i)["v"]) for i in range(4)] == pytest.approx([3, 3, -1, -1], abs=1e-6)
     assert run.history[-1]["loss"] == pytest.approx(0, abs=1e-10)
-    alone = split_of(["u", "v"], [], {"u": 1, "v": 1})
+    common = split_of(["u", "v"], [], {"u": 1, "v": 1})
     central = mo.central(shared=0.05)
     run = mo.fit(
         vector_task(start, start),
         federated(rows),
         central,
-        split=alone,
+        split=common,
         rounds=150,
         settings=mo.Settings(evaluate_every=150),
     )
@@ -249,7 +249,7 @@ def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):
     data = mo.data.binary_tasks("digits", clients=3, per_class=4)
     model = mo.models.linear(64, 1)
 
-    def begun(rounds, out):
+    def begin(rounds, out):
         return mo.fit(
             model,
             data,
@@ -264,8 +264,8 @@ def test_a_run_that_is_continued_has_its_past_gradients(tmp_path):
             out=out,
         )
 
-    whole = begun(16, None)
-    begun(7, tmp_path / "run")
+    whole = begin(16, None)
+    begin(7, tmp_path / "run")
     split = mo.split.additive(model, mo.models.linear(64, 1))
     again = mo.resume(tmp_path / "run", rounds=16, data=data, model=model, split=split)
     for i in range(3):

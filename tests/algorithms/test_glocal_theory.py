@@ -47,8 +47,8 @@ def ratios():
     """Regret (the best pair has no loss) over that without delay."""
     plain = averages("aligned", 0)
     # Without delay the slow direction alone is excited: the loss of round t is 0.1 (1 - ETA 0.1)^(2 t).
-    wanted = [0.1 * np.mean((1 - ETA * 0.1) ** (2 * np.arange(t))) for t in ROUNDS]
-    np.testing.assert_allclose(plain, wanted, rtol=1e-9)
+    losses = [0.1 * np.mean((1 - ETA * 0.1) ** (2 * np.arange(t))) for t in ROUNDS]
+    np.testing.assert_allclose(plain, losses, rtol=1e-9)
     return {name: averages(name, TAU) / plain for name in ("aligned", "misaligned")}
 
 
@@ -77,17 +77,17 @@ def test_the_best_pair_is_the_one_of_all_coefficients_at_once():
     x, y = rng.normal(size=(28, 5)), rng.normal(size=28)
     owner = np.repeat(np.arange(3), sizes)
     data = mo.data.from_arrays({"x": x, "y": y}, client=owner, test=0.0)
-    found = best_pair(data, global_features=[0, 1, 4], local_features=[2, 3], weights=lam.tolist())
+    pair = best_pair(data, global_features=[0, 1, 4], local_features=[2, 3], weights=lam.tolist())
     g = np.hstack([x[:, [0, 1, 4]], np.ones((28, 1))])
     own = np.hstack([x[:, [2, 3]], np.ones((28, 1))])
     blocks = np.hstack([g] + [own * (owner == i)[:, None] for i in range(3)])
     root = np.sqrt(lam[owner] / np.array(sizes)[owner])
     w, *_ = np.linalg.lstsq(blocks * root[:, None], y * root, rcond=None)
-    assert found.loss == pytest.approx(((blocks @ w - y) ** 2 * root**2).sum() / lam.sum())
+    assert pair.loss == pytest.approx(((blocks @ w - y) ** 2 * root**2).sum() / lam.sum())
     # The constant may stand on either side; the slopes are determined.
-    np.testing.assert_allclose(found.shared[:3, 0], w[:3], rtol=1e-8)
+    np.testing.assert_allclose(pair.shared[:3, 0], w[:3], rtol=1e-8)
     for i in range(3):
-        np.testing.assert_allclose(found.personal[i][:2, 0], w[4 + 3 * i : 6 + 3 * i], rtol=1e-8)
+        np.testing.assert_allclose(pair.personal[i][:2, 0], w[4 + 3 * i : 6 + 3 * i], rtol=1e-8)
 
 
 def test_the_best_pair_of_several_classes_is_one_regression_for_each():

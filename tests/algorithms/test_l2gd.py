@@ -8,7 +8,7 @@ import pytest
 import torch
 from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
-from oracle_pulled import joined
+from oracle_pulled import make_quadratic
 
 import moiety as mo
 from moiety.algorithms.l2gd import toss_coins
@@ -56,16 +56,16 @@ def test_trajectory_in_numpy(engine, weighting):
 def test_the_coin_is_fair_to_its_probability():
     """Over 20,000 rounds: P(xi = 1) = ones / (ones + zeros) is p, and both runs are geometric."""
     p = 0.2
-    drawn = np.array([toss_coins(p, 0, turn) for turn in range(20_000)])
-    assert drawn.min() == 1
+    coins = np.array([toss_coins(p, 0, turn) for turn in range(20_000)])
+    assert coins.min() == 1
     # Means 1/(1-p) and 1/p, deviations sqrt(p)/(1-p) and sqrt(1-p)/p; four standard errors.
     for column, mean, deviation in ((0, 1 / (1 - p), math.sqrt(p) / (1 - p)), (1, 1 / p, math.sqrt(1 - p) / p)):
-        assert abs(drawn[:, column].mean() - mean) < 4 * deviation / math.sqrt(20_000)
+        assert abs(coins[:, column].mean() - mean) < 4 * deviation / math.sqrt(20_000)
         for k in (1, 2, 3):
             q = (1 - p) * p ** (k - 1) if column == 0 else p * (1 - p) ** (k - 1)
-            assert abs((drawn[:, column] == k).mean() - q) < 4 * math.sqrt(q * (1 - q) / 20_000)
-    assert abs(drawn[:, 0].sum() / drawn.sum() - p) < 0.005
-    assert abs(np.corrcoef(drawn.T)[0, 1]) < 4 / math.sqrt(20_000)
+            assert abs((coins[:, column] == k).mean() - q) < 4 * math.sqrt(q * (1 - q) / 20_000)
+    assert abs(coins[:, 0].sum() / coins.sum() - p) < 0.005
+    assert abs(np.corrcoef(coins.T)[0, 1]) < 4 / math.sqrt(20_000)
     assert [toss_coins(p, 1, t) for t in range(50)] != [toss_coins(p, 0, t) for t in range(50)]
 
 
@@ -83,8 +83,8 @@ def test_it_ends_at_the_minimiser_as_steps_fall():
     run = fit(CLIENTS, algorithm, rounds=250)
     assert max(np.abs(vector(run.parameters(i)) - best[i]).max() for i in range(3)) < 0.06
     # ... which is neither what clients find alone nor one model for all, nor is it where clients count alike.
-    alone = [np.linalg.solve(a, b) for a, b in (joined(data, MATRICES) for data in CLIENTS)]
-    for other in (np.array(alone), best.mean(0), ref.minimiser(CLIENTS, (1, 1, 1), 0.5, MATRICES)):
+    optima = [np.linalg.solve(a, b) for a, b in (make_quadratic(data, MATRICES) for data in CLIENTS)]
+    for other in (np.array(optima), best.mean(0), ref.minimiser(CLIENTS, (1, 1, 1), 0.5, MATRICES)):
         assert np.abs(other - best).max() > 0.12
 
 
@@ -94,10 +94,10 @@ def test_without_a_pull_clients_train_alone(engine):
     run = fit(CLIENTS, mo.l2gd(personal=mo.sgd(0.1, pull=0.0), probability=0.25), rounds=5, engine=engine)
     count = ref.coin(0.25, 5).count(0)
     for i, data in enumerate(CLIENTS):
-        a, b = joined(data, MATRICES)
+        a, b = make_quadratic(data, MATRICES)
         best = np.linalg.solve(a, b)
-        left = np.linalg.matrix_power(np.eye(4) - 0.1 / 0.75 * a, count) @ (vector(W) - best)
-        np.testing.assert_allclose(vector(run.parameters(i)), best + left, rtol=1e-10)
+        error = np.linalg.matrix_power(np.eye(4) - 0.1 / 0.75 * a, count) @ (vector(W) - best)
+        np.testing.assert_allclose(vector(run.parameters(i)), best + error, rtol=1e-10)
 
 
 def test_a_full_step_to_the_mean_is_local_gd_with_a_random_number_of_steps():
@@ -107,7 +107,7 @@ def test_a_full_step_to_the_mean_is_local_gd_with_a_random_number_of_steps():
     for t in range(6):
         _, steps = toss_coins(0.2, 0, hash_words("train", t))
         ends = []
-        for a, b in (joined(data, MATRICES) for data in CLIENTS):
+        for a, b in (make_quadratic(data, MATRICES) for data in CLIENTS):
             y = x
             for _ in range(steps):
                 y = y - 0.125 * (a @ y - b)

@@ -76,16 +76,16 @@ def test_where_it_ends(steps, drifts):
         engine="vectorised",
         settings=mo.Settings(evaluate_every=rounds),
     )
-    found = np.concatenate([run.shared_parameters()[k].numpy() for k in "uv"])
+    end = np.concatenate([run.shared_parameters()[k].numpy() for k in "uv"])
     left, right = 0.0, 0.0
     for data in CLIENTS:
         rows = np.hstack([data["a"], data["b"]])
         a, best = rows.T @ rows / len(rows), np.linalg.lstsq(rows, data["y"], rcond=None)[0]
-        moved = np.eye(4) - np.linalg.matrix_power(np.eye(4) - 0.2 * a, steps)
-        left, right = left + moved, right + moved @ best
-    np.testing.assert_allclose(found, np.linalg.solve(left, right), rtol=0, atol=1e-9)
+        factor = np.eye(4) - np.linalg.matrix_power(np.eye(4) - 0.2 * a, steps)
+        left, right = left + factor, right + factor @ best
+    np.testing.assert_allclose(end, np.linalg.solve(left, right), rtol=0, atol=1e-9)
     one = ref.minimiser(CLIENTS, (1, 1, 1), MATRICES, ())[0]
-    assert (np.abs(found - np.concatenate([one["u"], one["v"]])).max() > 0.01) == drifts
+    assert (np.abs(end - np.concatenate([one["u"], one["v"]])).max() > 0.01) == drifts
 
 
 def test_it_is_fedavg_on_full_batches():

@@ -43,8 +43,7 @@ def test_a_new_client_trains_alone_from_the_common_start():
         line.bias.zero_()
     data = federated([{"x": np.zeros((2, 1)), "y": np.full((2, 1), 4.0)}])
     run = mo.fit(line, data, mo.local_only(personal=0.25), rounds=3, engine="sequential")
-    for passes, wanted in ((1, 5.0), (2, 7.5)):
+    for passes, bias in ((1, 5.0), (2, 7.5)):
         assert (
-            float(run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes).bias.detach())
-            == wanted
+            float(run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes).bias.detach()) == bias
         )

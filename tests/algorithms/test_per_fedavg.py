@@ -60,8 +60,8 @@ def test_two_rounds_by_hand(engine, form):
             assert w == (Q(1407, 1024) if form == "hessian_vector" else Q(91, 64))
         algorithm = flat(mo.per_fedavg, form=form, **HAND)
         run = mo.fit(task, federated(CLIENTS), algorithm, split=split_of(["w"]), rounds=rounds, engine=engine)
-        found = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
-        assert found == pytest.approx([float(w), float((3 * w + 3) / 4), float((2 * w + 1) / 4)], rel=1e-13)
+        values = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
+        assert values == pytest.approx([float(w), float((3 * w + 3) / 4), float((2 * w + 1) / 4)], rel=1e-13)
 
 
 @ENGINES
@@ -89,11 +89,11 @@ def test_each_gradient_has_its_own_batches(engine, form, options):
             assert not hessian or not np.array_equal(cuts["curvature"][0], cuts["outer"][0])
         rates = {"alpha": 0.15, "beta": 0.2 * 0.5}
         index = list(zip(*turns, strict=True))
-        wanted = mixtures.per_fedavg_local(
+        end = mixtures.per_fedavg_local(
             start, clients[i], index, matrices=MATRICES, hessian=hessian, **rates, **options
         )
         for k in start:
-            np.testing.assert_allclose(results[i][0].upload[k].numpy(), wanted[k] - start[k], rtol=1e-9, atol=1e-11)
+            np.testing.assert_allclose(results[i][0].upload[k].numpy(), end[k] - start[k], rtol=1e-9, atol=1e-11)
 
 
 @ENGINES
@@ -111,15 +111,15 @@ def test_the_product_with_the_hessian_is_the_limit_of_the_papers_difference(engi
         w = w - 0.5 * (g - 0.9 * (grad(w + 1e-5 * g) - grad(w - 1e-5 * g)) / 2e-5)
     init = {"w": torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)}
     task = from_functions(init, lambda p, d: torch.nn.functional.softplus(-d["y"] * (d["x"] @ p["w"])))
-    found = {}
+    ends = {}
     for form in ("hessian_vector", "first_order"):
         algorithm = mo.per_fedavg(shared=mo.sgd(0.5, steps=3, batch_size=12), personal=0.9, form=form)
         run = mo.fit(
             task, federated([{"x": x, "y": y}]), algorithm, split=split_of(["w"], [], {"w": 3}), rounds=1, engine=engine
         )
-        found[form] = run.shared_parameters()["w"].numpy()
-    np.testing.assert_allclose(found["hessian_vector"], w, rtol=1e-8)
-    assert np.abs(found["first_order"] - w).max() > 1e-2
+        ends[form] = run.shared_parameters()["w"].numpy()
+    np.testing.assert_allclose(ends["hessian_vector"], w, rtol=1e-8)
+    assert np.abs(ends["first_order"] - w).max() > 1e-2
 
 
 def test_a_small_alpha_makes_it_fedavg():
@@ -229,12 +229,12 @@ def test_an_lstm_has_a_second_derivative():
     g = grad(along(w, grad(w), -0.9))
     plus, minus = grad(along(w, g, 1e-4)), grad(along(w, g, -1e-4))
     product = {n: (plus[n] - minus[n]) / 2e-4 for n in w}
-    wanted = along(w, along(g, product, -0.9), -0.5)
+    expected = along(w, along(g, product, -0.9), -0.5)
     algorithm = mo.per_fedavg(shared=mo.sgd(0.5, batch_size=8), personal=0.9)
-    found = mo.fit(net, data, algorithm, rounds=1, engine="sequential").shared_parameters()
+    shared = mo.fit(net, data, algorithm, rounds=1, engine="sequential").shared_parameters()
     assert max(float(product[n].abs().max()) for n in w) > 1e-2, "or the Hessian is not tested"
-    for name, p in wanted.items():
-        torch.testing.assert_close(found[name].double(), p, rtol=0, atol=1e-6)
+    for name, p in expected.items():
+        torch.testing.assert_close(shared[name].double(), p, rtol=0, atol=1e-6)
 
 
 class Once(torch.autograd.Function):

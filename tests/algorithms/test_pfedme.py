@@ -41,21 +41,21 @@ def fit(algorithm, engine="sequential", rounds=1, **options):
 
 
 def agree(run, w, theta1, theta2):
-    found = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
-    assert found == pytest.approx([float(w), float(theta1), float(theta2)], rel=1e-13)
+    values = [float(p["w"]) for p in (run.shared_parameters(), run.parameters(0), run.parameters(1))]
+    assert values == pytest.approx([float(w), float(theta1), float(theta2)], rel=1e-13)
 
 
 def one_round(w):
     """R = 2 and K = 2 from w, in fractions: w_{i,2} and theta_i of both clients."""
-    found = []
+    pairs = []
     for slope, constant in ((5, 3), (4, 1)):
         w_i, theta = w, w
         for _ in range(2):
             for _ in range(2):
                 theta = (slope * theta + constant + 2 * w_i) / 8
             w_i = (w_i + theta) / 2
-        found.append((w_i, theta))
-    return found
+        pairs.append((w_i, theta))
+    return pairs
 
 
 def test_one_round_by_hand():
@@ -102,10 +102,10 @@ def test_many_inner_steps_are_the_proximal_point(engine, pull):
     run = mo.fit(task, federated(clients), algorithm, split=split, rounds=1, engine=engine)
     w = np.concatenate([start["u"], start["v"]])
     for i, data in enumerate(clients):
-        found = np.concatenate([run.parameters(i)[k].numpy() for k in "uv"])
-        np.testing.assert_allclose(found, pulled.proximal(w, data, pull, MATRICES), atol=1e-9, rtol=0)
-        free = np.linalg.solve(*pulled.joined(data, MATRICES))
-        assert np.abs(found - free).max() > 0.1, "or a pull that does nothing would pass"
+        theta = np.concatenate([run.parameters(i)[k].numpy() for k in "uv"])
+        np.testing.assert_allclose(theta, pulled.proximal(w, data, pull, MATRICES), atol=1e-9, rtol=0)
+        free = np.linalg.solve(*pulled.make_quadratic(data, MATRICES))
+        assert np.abs(theta - free).max() > 0.1, "or a pull that does nothing would pass"
 
 
 def test_a_local_step_is_a_gradient_step_on_the_moreau_envelope():
@@ -125,8 +125,8 @@ def test_a_local_step_is_a_gradient_step_on_the_moreau_envelope():
     algorithm = mo.pfedme(shared=mo.sgd(0.3, steps=1), personal=mo.sgd(0.2, pull=pull, steps=60))
     task, split = vector_task(w[:2], w[2:]), split_of(["u", "v"], [], WIDTHS)
     run = mo.fit(task, federated([data]), algorithm, split=split, rounds=1, engine="sequential")
-    found = np.concatenate([run.shared_parameters()[k].numpy() for k in "uv"])
-    np.testing.assert_allclose(found, w - 0.3 * slope, atol=1e-9, rtol=0)
+    end = np.concatenate([run.shared_parameters()[k].numpy() for k in "uv"])
+    np.testing.assert_allclose(end, w - 0.3 * slope, atol=1e-9, rtol=0)
 
 
 CASES = [
@@ -226,9 +226,9 @@ def test_onboarding_is_the_proximal_point_of_the_received_model():
     run = mo.fit(line, data, algorithm, rounds=1, engine="sequential")
     assert float(run.parameters(0)["bias"]) == 2.5
     assert float(run.shared_parameters()["bias"]) == 1.0
-    for passes, wanted in ((1, 53 / 8), (30, 7.0)):
+    for passes, bias in ((1, 53 / 8), (30, 7.0)):
         new = run.onboard({"x": np.zeros((1, 1)), "y": np.full((1, 1), 10.0)}, passes=passes)
-        assert float(new.bias.detach()) == pytest.approx(wanted, rel=1e-12)
+        assert float(new.bias.detach()) == pytest.approx(bias, rel=1e-12)
         assert float(new.weight.detach()) == 0.0
 
 

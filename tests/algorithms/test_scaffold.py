@@ -8,7 +8,7 @@ import pytest
 import torch
 from flat_options import flat
 from oracle_problems import even_clients, federated, image_clients, split_of, vector_clients, vector_task
-from oracle_pulled import cut, joined
+from oracle_pulled import cut, make_quadratic
 from run_settings import with_settings
 
 import moiety as mo
@@ -48,10 +48,10 @@ def test_two_rounds_by_hand(engine, rounds, x, c):
     """
     run = fit_hand(rounds, engine)
     server = run._loop.progress.server
-    found = [float(run.shared_parameters()["w"]), float(server.control["w"])]
-    assert found == pytest.approx([float(x), float(c)], rel=1e-13)
-    wanted = {1: [-7 / 4, 3 / 4], 2: [-27 / 16, 23 / 16]}[rounds]
-    assert [float(s.control["w"]) for s in run._loop.progress.store.get([0, 1])] == pytest.approx(wanted, rel=1e-13)
+    values = [float(run.shared_parameters()["w"]), float(server.control["w"])]
+    assert values == pytest.approx([float(x), float(c)], rel=1e-13)
+    controls = {1: [-7 / 4, 3 / 4], 2: [-27 / 16, 23 / 16]}[rounds]
+    assert [float(s.control["w"]) for s in run._loop.progress.store.get([0, 1])] == pytest.approx(controls, rel=1e-13)
 
 
 def vector(w):
@@ -62,14 +62,14 @@ def algorithm_1(clients, cohorts, scales, batches, *, eta_l, eta_g, option, of, 
     """Algorithm 1 of Karimireddy et al. 2020 as it stands; ``of`` is N. x and c after all rounds."""
 
     def slope(x, data, rows):
-        found, _ = ref.gradients(cut(x, clients, MATRICES), data, rows, MATRICES)
-        return vector(found)
+        gradient, _ = ref.gradients(cut(x, clients, MATRICES), data, rows, MATRICES)
+        return vector(gradient)
 
     x = vector(W)
     c, own = 0 * x, [0 * x for _ in clients]
-    for asked, scale in zip(cohorts, scales, strict=True):  # line 4
+    for cohort, scale in zip(cohorts, scales, strict=True):  # line 4
         eta, dys, dcs = eta_l * scale, [], []
-        for i in asked:  # line 6
+        for i in cohort:  # line 6
             y, walk = x, batches[i]  # line 7
             for rows in walk:  # line 8
                 y = y - eta * (slope(y, clients[i], rows) - own[i] + c)  # lines 9 and 10
@@ -80,9 +80,9 @@ def algorithm_1(clients, cohorts, scales, batches, *, eta_l, eta_g, option, of, 
             dys.append(y - x)  # line 13
             dcs.append(new - own[i])
             own[i] = new  # line 14
-        share = np.array([weights[i] for i in asked]) / sum(weights[i] for i in asked)
+        share = np.array([weights[i] for i in cohort]) / sum(weights[i] for i in cohort)
         dx, dc = share @ np.array(dys), share @ np.array(dcs)  # line 16
-        x, c = x + eta_g * dx, c + len(asked) / of * dc  # line 17
+        x, c = x + eta_g * dx, c + len(cohort) / of * dc  # line 17
     return x, c
 
 
@@ -128,8 +128,8 @@ def test_trajectory_in_numpy(engine, option, length, weighting):
     rates = {"eta_l": 0.1, "eta_g": 0.5, "option": option}
     x, c = algorithm_1(clients, cohorts, (1, 1, 1, 0.5, 0.5), batches, **rates, of=4, weights=weights)
     control = run._loop.progress.server.control
-    found = {k: p.numpy() for k, p in run.shared_parameters().items()}
-    np.testing.assert_allclose(vector(found), x, rtol=1e-10, atol=1e-12)
+    shared = {k: p.numpy() for k, p in run.shared_parameters().items()}
+    np.testing.assert_allclose(vector(shared), x, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(np.concatenate([control["u"], control["v"]]), c, rtol=1e-10, atol=1e-12)
 
 
@@ -151,12 +151,12 @@ def test_ten_local_steps_end_at_the_minimiser_where_those_of_local_gd_do_not(opt
     Local GD: x = mean of x_m* + T_m (x - x_m*), T_m = (I - gamma A_m)^10, so
     sum (I - T_m) x = sum (I - T_m) x_m*.
     """
-    found = fit_to_end(mo.scaffold(shared=mo.sgd(0.05, steps=10, batch_size="all"), option=option))
-    np.testing.assert_allclose(found, BEST, rtol=0, atol=1e-9)
+    end = fit_to_end(mo.scaffold(shared=mo.sgd(0.05, steps=10, batch_size="all"), option=option))
+    np.testing.assert_allclose(end, BEST, rtol=0, atol=1e-9)
     left, right = 0.0, 0.0
-    for a, b in (joined(data, MATRICES) for data in DIFFERENT):
-        moved = np.eye(4) - np.linalg.matrix_power(np.eye(4) - 0.05 * a, 10)
-        left, right = left + moved, right + moved @ np.linalg.solve(a, b)
+    for a, b in (make_quadratic(data, MATRICES) for data in DIFFERENT):
+        factor = np.eye(4) - np.linalg.matrix_power(np.eye(4) - 0.05 * a, 10)
+        left, right = left + factor, right + factor @ np.linalg.solve(a, b)
     biased = np.linalg.solve(left, right)
     np.testing.assert_allclose(fit_to_end(mo.local_gd(shared=mo.sgd(0.05, steps=10))), biased, rtol=0, atol=1e-9)
     assert np.abs(biased - BEST).max() > 0.1
@@ -182,13 +182,13 @@ def test_the_servers_control_is_the_mean_of_all(how):
     ]
     task = vector_task(W["u"], W["v"])
     algorithm = mo.scaffold(shared=mo.sgd(0.02, steps=2, batch_size="all"))
-    dropped = []
-    options |= {"callbacks": [lambda run, record: dropped.extend(record.dropped)], "engine": "sequential"}
+    dropouts = []
+    options |= {"callbacks": [lambda run, record: dropouts.extend(record.dropped)], "engine": "sequential"}
     run = mo.fit(
         task, federated(clients), algorithm, **with_settings(split=SPLIT, rounds=9, evaluate_every=9, **options)
     )
     now = run._loop.progress
-    assert len(dropped) == (9 if how == "dropped" else 0)
+    assert len(dropouts) == (9 if how == "dropped" else 0)
     for name, control in now.server.control.items():
         mean = torch.stack([state.control[name] for state in now.store.get([0, 1, 2])]).mean(0)
         assert control.abs().max() > 0.01
@@ -198,7 +198,7 @@ def test_the_servers_control_is_the_mean_of_all(how):
 @ENGINES
 def test_one_step_of_all_clients_is_gradient_descent(engine):
     """In the mean c - c_i cancels: x <- x - eta_g eta_l (mean gradient), whatever the option."""
-    some = [joined(data, MATRICES) for data in DIFFERENT]
+    some = [make_quadratic(data, MATRICES) for data in DIFFERENT]
     a, b = np.mean([m for m, _ in some], axis=0), np.mean([v for _, v in some], axis=0)
     x = vector(W)
     for _ in range(6):

@@ -90,23 +90,23 @@ def test_personal_models_come_from_the_algorithms_own_rule(algorithm, one_round,
     u, _, _ = one_round(one_round(Q(1))[0])
     _, v1, v2 = one_round(u)
     for client, v in enumerate((v1, v2)):
-        found = run.parameters(client)
-        assert float(found["u"]) == pytest.approx(float(u), rel=1e-13)
-        assert float(found["v"]) == pytest.approx(float(v), rel=1e-13)
+        parameters = run.parameters(client)
+        assert float(parameters["u"]) == pytest.approx(float(u), rel=1e-13)
+        assert float(parameters["v"]) == pytest.approx(float(v), rel=1e-13)
         rows = CLIENTS[client]
         residual = rows["a"] * float(u) + rows["b"] * float(v) - rows["y"]
         assert run.clients[client]["loss"] == pytest.approx((residual**2 / 2).mean(), rel=1e-12)
-        alone = rows["a"] * float(u) - rows["y"]
-        assert run.clients[client]["shared_loss"] == pytest.approx((alone**2 / 2).mean(), rel=1e-12)
+        shared_residual = rows["a"] * float(u) - rows["y"]
+        assert run.clients[client]["shared_loss"] == pytest.approx((shared_residual**2 / 2).mean(), rel=1e-12)
 
 
 @CASES
 def test_nothing_personal_is_stored(algorithm, one_round, tmp_path):
     run = fit(algorithm, "sequential", 2, out=tmp_path / "run")
     (file,) = (tmp_path / "run").glob("checkpoint/*/index.safetensors")
-    held = load_file(file)
-    assert held.keys() == {"changes"}
-    assert len(held["changes"]) == 0
+    tensors = load_file(file)
+    assert tensors.keys() == {"changes"}
+    assert len(tensors["changes"]) == 0
     assert not (tmp_path / "run/clients").exists()
     assert torch.equal(run._loop.progress.store.first().personal["v"], torch.tensor(0.0, dtype=torch.float64))
 

@@ -63,8 +63,8 @@ def test_rounds_against_numpy(engine, most_loss, distance):
     )
     for name, p in run.shared_parameters().items():
         np.testing.assert_allclose(p.numpy(), w[name], atol=1e-12)
-    for k, found in enumerate(masks_of(run)):
-        assert all(np.array_equal(found[n].numpy(), m) for n, m in masks[k].items()), k
+    for k, mask in enumerate(masks_of(run)):
+        assert all(np.array_equal(mask[n].numpy(), m) for n, m in masks[k].items()), k
     pruned = sum(int((~m).sum()) for each in masks for m in each.values())
     unlimited = ref.sub_fedavg(
         start, ref.clients(SIZES), cohorts, final, lr=0.05, epochs=3, rate=0.3, most_loss=1e9, distance=0
@@ -121,10 +121,10 @@ def test_the_mean_is_over_those_who_kept_a_coordinate():
         )
         for v, mask in zip((1.0, 2.0, 6.0), masks, strict=True)
     ]
-    found = mean_of_active(updates)
-    assert found["w"].tolist() == [[3.0, 4.0, 6.0, 0.0]]
-    assert found["b"].tolist() == [3.0]
-    assert set(found) == {"w", "b"}
+    mean = mean_of_active(updates)
+    assert mean["w"].tolist() == [[3.0, 4.0, 6.0, 0.0]]
+    assert mean["b"].tolist() == [3.0]
+    assert set(mean) == {"w", "b"}
 
 
 @ENGINES
@@ -189,6 +189,6 @@ def test_with_a_codec_masks_go_up_as_bytes_in_every_round():
     ],
 )
 def test_bad_options_are_one_line(options, text):
-    with pytest.raises(MoietyError) as caught:
+    with pytest.raises(MoietyError) as error:
         flat(mo.sub_fedavg, lr=0.1, **options)
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)

@@ -28,8 +28,8 @@ def uploads(algorithm, engine=Sequential, round=0, seed=0):
     jobs = problem.make_jobs(
         algorithm.phases, range(3), [problem.first_state(algorithm)] * 3, "train", round, part="train"
     )
-    done = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo(round))
-    return [update.upload for update, _ in done]
+    results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo(round))
+    return [update.upload for update, _ in results]
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])
@@ -37,13 +37,13 @@ def uploads(algorithm, engine=Sequential, round=0, seed=0):
 def test_what_is_sent_is_fedavgs_change_or_nothing(engine, rescale, factor):
     """0.4 of 51 numbers are 20 (20.4)."""
     whole = uploads(flat(mo.fedavg, **COMMON), engine)
-    for sent, change in zip(
+    for upload, change in zip(
         uploads(flat(mo.subsampling, density=0.4, rescale=rescale, **COMMON), engine), whole, strict=True
     ):
-        for name, p in sent.items():
-            kept = p != 0
-            torch.testing.assert_close(p[kept], factor * change[name][kept], rtol=1e-5, atol=0)
-        assert 18 <= sum(int((p != 0).sum()) for p in sent.values()) <= 20  # a change may be 0 itself
+        for name, p in upload.items():
+            mask = p != 0
+            torch.testing.assert_close(p[mask], factor * change[name][mask], rtol=1e-5, atol=0)
+        assert 18 <= sum(int((p != 0).sum()) for p in upload.values()) <= 20  # a change may be 0 itself
 
 
 def test_masks_are_new_for_every_client_and_round():
@@ -59,9 +59,9 @@ def test_rescaled_it_is_unbiased():
     options = {"lr": 0.3, "batch_size": 13, "shuffle": False}
     whole = uploads(flat(mo.fedavg, **options))[1]
     algorithm = flat(mo.subsampling, rescale=True, **options)
-    drawn = [uploads(algorithm, seed=s)[1] for s in range(400)]
+    samples = [uploads(algorithm, seed=s)[1] for s in range(400)]
     for name, change in whole.items():
-        mean = torch.stack([u[name] for u in drawn]).mean(0)
+        mean = torch.stack([u[name] for u in samples]).mean(0)
         # x or 0 times 2: the standard deviation of the mean is |x| / 20.
         assert ((mean - change).abs() <= 5 * change.abs() / 20 + 1e-7).all()
 

@@ -34,8 +34,8 @@ def gradients(client, u, v):
 
 def over_batches(rows, size):
     """The mean of |batch mean - mean|^2 over all batches of that size."""
-    drawn = [rows[list(chosen)].mean(0) for chosen in itertools.combinations(range(len(rows)), min(size, len(rows)))]
-    return np.mean([np.sum((one - rows.mean(0)) ** 2) for one in drawn])
+    means = [rows[list(batch)].mean(0) for batch in itertools.combinations(range(len(rows)), min(size, len(rows)))]
+    return np.mean([np.sum((one - rows.mean(0)) ** 2) for one in means])
 
 
 def expected_constants(clients, u, vs, scales, batch_size):
@@ -182,14 +182,14 @@ def test_samples_of_clients_and_of_rows_give_unbiased_diversity():
     true = np.mean(np.sum((rows.mean(1) - rows.mean((0, 1))) ** 2, axis=1))
     pairs, estimates = list(itertools.combinations(range(3), 2)), []
     for clients in itertools.combinations(range(4), 2):
-        for drawn in itertools.product(pairs, repeat=2):
-            seen = [rows[c][list(d)] for c, d in zip(clients, drawn, strict=True)]
-            means = np.array([s.mean(0) for s in seen])
+        for choices in itertools.product(pairs, repeat=2):
+            samples = [rows[c][list(d)] for c, d in zip(clients, choices, strict=True)]
+            means = np.array([s.mean(0) for s in samples])
             # The variance of a mean of 2 of 3 rows: s^2 / 2 * (1 - 2 / 3).
-            excess = np.array([[np.sum((s - s.mean(0)) ** 2) / 2 / 3 for s in seen]])
+            excess = np.array([[np.sum((s - s.mean(0)) ** 2) / 2 / 3 for s in samples]])
             nothing = np.zeros((1, 2))
-            found = Estimates(*[nothing] * 5, gram=(means @ means.T)[None], excess=excess, loss=nothing, clients=4)
-            estimates.append(found.diversity(0, np.arange(2)))
+            result = Estimates(*[nothing] * 5, gram=(means @ means.T)[None], excess=excess, loss=nothing, clients=4)
+            estimates.append(result.diversity(0, np.arange(2)))
     assert min(estimates) > 0  # no estimate was cut at 0, which would bias the mean
     assert np.mean(estimates) == pytest.approx(true)
 

@@ -54,9 +54,9 @@ def test_fedpop_joins_where_rows_are_few_and_own_candidates_always():
         list_candidates(model, fed, mo.sgd(0.1), {}, loss="mse", own={"mine": 3})
 
 
-@pytest.mark.parametrize(("text", "wanted"), [("90 s", 90.0), ("10 min", 600.0), (".5h", 1800.0), (7, 7)])
-def test_budgets_are_times_or_numbers(text, wanted):
-    assert read_budget(text) == wanted
+@pytest.mark.parametrize(("text", "seconds"), [("90 s", 90.0), ("10 min", 600.0), (".5h", 1800.0), (7, 7)])
+def test_budgets_are_times_or_numbers(text, seconds):
+    assert read_budget(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["10", "ten min", "0 s", "-1 min", None, 0, 2.5])

@@ -89,14 +89,14 @@ def test_personal_parts_must_be_ahead_twice(mean, half, ahead, verdict):
 
 
 def test_the_sentence_is_one_that_a_manager_understands():
-    said = {"ours": 0.912, "shared": 0.884, "metric": "accuracy", "beyond": 1}
-    text = word_answer(PERSONAL, "A personal output layer (FedAlt)", result=make_contrast(0.028, 0.01), **said)
+    numbers = {"ours": 0.912, "shared": 0.884, "metric": "accuracy", "beyond": 1}
+    text = word_answer(PERSONAL, "A personal output layer (FedAlt)", result=make_contrast(0.028, 0.01), **numbers)
     assert text == (
         "A personal output layer (FedAlt) is best: 91.2% accuracy against 88.4% for one model for all (difference +2.8"
         " points, 95% interval +1.8 to +3.8); 1 of 2 clients would be worse off by more than a point (1 beyond noise)."
         " One model for all is enough if you cannot keep state on devices and 88.4% will do."
     )
-    text = word_answer(NO_DIFFERENCE, "Finetuning", result=make_contrast(0.028, 0.05), **said)
+    text = word_answer(NO_DIFFERENCE, "Finetuning", result=make_contrast(0.028, 0.05), **numbers)
     assert text.startswith("There is no difference beyond chance: one model for all has 88.4% accuracy")
-    text = word_answer(SHARED, "Finetuning", result=make_contrast(-0.028, 0.01), **said)
+    text = word_answer(SHARED, "Finetuning", result=make_contrast(-0.028, 0.01), **numbers)
     assert text.startswith("One model for all is best: 88.4% accuracy against 91.2% for its best rival, finetuning")

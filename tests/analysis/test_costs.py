@@ -43,11 +43,11 @@ def test_flops_of_vgg_by_hand():
     """A 3x3 convolution of n to m channels on s x s pixels is 2 * 9 n m s^2 operations, the head 2 * 512 * 10."""
     layers = [(3, 64, 32), (64, 128, 16), (128, 256, 8), (256, 256, 8), (256, 512, 4), (512, 512, 4)]
     layers += [(512, 512, 2)] * 2
-    wanted = {f"conv{i}": 18.0 * n * m * s * s for i, (n, m, s) in enumerate(layers, start=1)} | {"head": 10240.0}
-    assert layer_flops(VGG, IMAGE) == wanted
-    assert flops_of_run(VGG, IMAGE, **WORK)["training"] == 3 * sum(wanted.values()) * 10_000 * 2500
+    flops = {f"conv{i}": 18.0 * n * m * s * s for i, (n, m, s) in enumerate(layers, start=1)} | {"head": 10240.0}
+    assert layer_flops(VGG, IMAGE) == flops
+    assert flops_of_run(VGG, IMAGE, **WORK)["training"] == 3 * sum(flops.values()) * 10_000 * 2500
     search = flops_of_run(VGG, IMAGE, density=0.5, search_batch=128, **WORK)["search"]
-    assert search == 3 * sum(wanted.values()) * 10_000 * 128
+    assert search == 3 * sum(flops.values()) * 10_000 * 128
 
 
 def test_a_model_that_computes_with_weights_of_its_own():
@@ -63,14 +63,14 @@ def test_a_model_that_computes_with_weights_of_its_own():
             return self.head(x @ self.w)
 
     assert layer_flops(Bare(), torch.zeros(1, 4)) == {"": 48.0, "head": 36.0}
-    listed = Bare()
-    listed.more = torch.nn.ModuleList([listed.head])
-    assert sum(layer_flops(listed, torch.zeros(1, 4)).values()) == 84.0
+    model = Bare()
+    model.more = torch.nn.ModuleList([model.head])
+    assert sum(layer_flops(model, torch.zeros(1, 4)).values()) == 84.0
     assert layer_flops(torch.nn.Linear(6, 3), torch.zeros(1, 6)) == {"": 36.0}
     run = {"rounds": 1, "clients": 1, "epochs": 1, "examples": 1}
     # 45 numbers, half of them are 23, 20 of them weights: 11 of 24 and 9 of 18.
-    found = flops_of_run(Bare(), torch.zeros(1, 4), density=0.5, densities="uniform", **run)
-    assert found["training"] == pytest.approx(3 * (48 * 11 / 24 + 36 * 9 / 18))
+    flops = flops_of_run(Bare(), torch.zeros(1, 4), density=0.5, densities="uniform", **run)
+    assert flops["training"] == pytest.approx(3 * (48 * 11 / 24 + 36 * 9 / 18))
 
 
 def test_uniform_densities_cost_about_half_and_erk_more():
@@ -119,9 +119,9 @@ def test_memory_of_a_sparse_device_by_hand():
     two masks of 24 bytes. What autograd keeps is the same for all.
     """
     batch = {"x": torch.zeros(1, 4), "y": torch.zeros(1, dtype=torch.int64)}
-    found = mo.analysis.sparse_memory(nn.Linear(4, 6), batch, density=0.5)
-    assert found["dense"] - found["sparse"] == 360 - (180 + 3)
-    assert found["held"] - found["dense"] == 96 + 48
+    memory = mo.analysis.sparse_memory(nn.Linear(4, 6), batch, density=0.5)
+    assert memory["dense"] - memory["sparse"] == 360 - (180 + 3)
+    assert memory["held"] - memory["dense"] == 96 + 48
     fed = mo.data.from_arrays({"x": np.zeros((8, 4), "float32"), "y": np.arange(8) % 6}, client=np.arange(8) // 4)
     options = {"rounds": 1, "engine": "sequential"}
     run = mo.fit(nn.Linear(4, 6), fed, mo.fedspa(shared=0.1, density=0.5), **options)

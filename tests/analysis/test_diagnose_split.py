@@ -46,8 +46,8 @@ def test_the_three_splits_against_formulas():
 
     Medians over clients; ``left`` is the median of ratios; the mean of F_m has a norm of its own.
     """
-    found = mo.diagnose_split(bilevel.task(START, W0), data(), splits=SPLITS, solver=EXACT)
-    nothing, w, everything = found.splits
+    diagnosis = mo.diagnose_split(bilevel.task(START, W0), data(), splits=SPLITS, solver=EXACT)
+    nothing, w, everything = diagnosis.splits
     f = [bilevel.operator(each, START) for each in SOME]
     before = [np.linalg.norm(bilevel.operator(each, START, W0)) for each in SOME]
     norms = np.linalg.norm(f, axis=1)
@@ -68,7 +68,7 @@ def test_the_three_splits_against_formulas():
     assert (everything.f, everything.mean_f, everything.left) == (0.0, 0.0, 0.0)
     assert (everything.personal, everything.shared) == (D + E, 0)
     assert everything.verdict == "personalise less"
-    assert "all: finetuning leaves the shared part no parameter" in found.sentence
+    assert "all: finetuning leaves the shared part no parameter" in diagnosis.sentence
 
 
 def _risk(each, theta):
@@ -82,9 +82,9 @@ def test_along_a_run_it_is_ffgg():
     """theta <- theta - gamma mean_m F_m(theta), Algorithm 1 with all clients, in NumPy."""
     gamma, rounds = 0.05, 4
     splits = {"w": SPLITS["w"]}
-    found = mo.diagnose_split(bilevel.task(START, W0), data(), splits=splits, solver=EXACT, rounds=rounds, lr=gamma)
+    diagnosis = mo.diagnose_split(bilevel.task(START, W0), data(), splits=splits, solver=EXACT, rounds=rounds, lr=gamma)
     theta = START
-    path = found.splits[0].path
+    path = diagnosis.splits[0].path
     assert [row["round"] for row in path] == list(range(rounds + 1))
     for row in path:
         f = np.array([bilevel.operator(each, theta) for each in SOME])
@@ -93,19 +93,19 @@ def test_along_a_run_it_is_ffgg():
         assert row["loss"] == pytest.approx(np.mean([_risk(each, theta) for each in SOME]), rel=1e-9)
         theta = theta - gamma * f.mean(0)
     assert path[-1]["mean_f"] < path[0]["mean_f"]
-    assert found.splits[0].f == path[0]["f"]
+    assert diagnosis.splits[0].f == path[0]["f"]
 
 
 def test_the_metric_is_that_of_finetuned_models_on_validation_rows():
     """The metric of this task is its loss, the mean over validation rows of all clients, at w* of the training rows."""
     fed = data(validation=0.25)
-    found = mo.diagnose_split(bilevel.task(START, W0), fed, splits={"w": SPLITS["w"]}, solver=EXACT).splits[0]
+    split = mo.diagnose_split(bilevel.task(START, W0), fed, splits={"w": SPLITS["w"]}, solver=EXACT).splits[0]
     losses = []
-    for train, held in zip(parts(fed, "train"), parts(fed, "validation"), strict=True):
+    for train, rows in zip(parts(fed, "train"), parts(fed, "validation"), strict=True):
         w = bilevel.inner(train, START)
-        fit, phi = held["a"] @ START + held["b"] @ w - held["y"], held["h"] @ START - held["c"]
+        fit, phi = rows["a"] @ START + rows["b"] @ w - rows["y"], rows["h"] @ START - rows["c"]
         losses += list((fit**2 + phi**2) / 2)
-    assert found.metric == pytest.approx(np.mean(losses), rel=1e-10)
+    assert split.metric == pytest.approx(np.mean(losses), rel=1e-10)
 
 
 @pytest.mark.parametrize(("slope", "verdict"), [(1e-3, "personalise less"), (0.5, "something is left to share")])
@@ -119,14 +119,14 @@ def test_how_close_is_too_close(slope, verdict):
     inner = task.loss
     tilted = replace(task, loss=lambda p, d: (inner(p, d)[0] + d["s"] * p["u"], {}))
     splits = {"w": split_of(["u"], ["v"], {"u": 1, "v": 1})}
-    found = mo.diagnose_split(tilted, data([columns] * 2), splits=splits, solver=EXACT).splits[0]
-    assert found.f == pytest.approx(slope, rel=1e-9)
-    assert found.left == pytest.approx(slope / (1 + slope), rel=1e-9)
-    assert found.verdict == verdict
+    split = mo.diagnose_split(tilted, data([columns] * 2), splits=splits, solver=EXACT).splits[0]
+    assert split.f == pytest.approx(slope, rel=1e-9)
+    assert split.left == pytest.approx(slope / (1 + slope), rel=1e-9)
+    assert split.verdict == verdict
     at = slope / (1 + slope)
-    for close, said in ((at * 0.99, "something is left to share"), (at * 1.01, "personalise less")):
-        got = mo.diagnose_split(tilted, data([columns]), splits=splits, solver=EXACT, close=close)
-        assert got.splits[0].verdict == said
+    for close, text in ((at * 0.99, "something is left to share"), (at * 1.01, "personalise less")):
+        diagnosis = mo.diagnose_split(tilted, data([columns]), splits=splits, solver=EXACT, close=close)
+        assert diagnosis.splits[0].verdict == text
 
 
 def test_a_client_that_still_moves_theta_counts():
@@ -143,26 +143,26 @@ def test_a_client_that_still_moves_theta_counts():
     inner = task.loss
     tilted = replace(task, loss=lambda p, d: (inner(p, d)[0] + d["s"] * p["u"], {}))
     splits = {"w": split_of(["u"], ["v"], {"u": 1, "v": 1})}
-    found = mo.diagnose_split(tilted, data(clients), splits=splits, solver=EXACT).splits[0]
-    assert (found.f, found.mean_f, found.before) == pytest.approx((0.0, 1.0, 1.0), abs=1e-9)
-    assert found.verdict == "something is left to share"
+    split = mo.diagnose_split(tilted, data(clients), splits=splits, solver=EXACT).splits[0]
+    assert (split.f, split.mean_f, split.before) == pytest.approx((0.0, 1.0, 1.0), abs=1e-9)
+    assert split.verdict == "something is left to share"
 
 
 def test_unfinished_finetuning_is_said():
     """One gradient step of size g on w: F and what is left of grad_2 are those at w0 - g grad_2 f_m."""
     g = 0.01
     solver = mo.sgd(g, steps=1)
-    found = mo.diagnose_split(bilevel.task(START, W0), data(), splits={"w": SPLITS["w"]}, solver=solver)
+    diagnosis = mo.diagnose_split(bilevel.task(START, W0), data(), splits={"w": SPLITS["w"]}, solver=solver)
     ws = [W0 - g * grad_w(each, START, W0) for each in SOME]
     f = [np.linalg.norm(bilevel.operator(each, START, w)) for each, w in zip(SOME, ws, strict=True)]
-    left = [
+    ratios = [
         np.linalg.norm(grad_w(each, START, w)) / np.linalg.norm(grad_w(each, START, W0))
         for each, w in zip(SOME, ws, strict=True)
     ]
-    assert found.splits[0].f == pytest.approx(np.median(f), rel=1e-10)
-    assert found.splits[0].unsolved == pytest.approx(np.median(left), rel=1e-10)
-    assert min(left) > 0.1
-    assert "unfinished finetuning" in found.sentence
+    assert diagnosis.splits[0].f == pytest.approx(np.median(f), rel=1e-10)
+    assert diagnosis.splits[0].unsolved == pytest.approx(np.median(ratios), rel=1e-10)
+    assert min(ratios) > 0.1
+    assert "unfinished finetuning" in diagnosis.sentence
 
 
 def digits():
@@ -180,37 +180,37 @@ def test_a_module_with_several_splits():
         "output": mo.split.output_layer(model),
         "full": mo.split.everything(model),
     }
-    kept = {n: p.detach().clone() for n, p in model.named_parameters()}
-    found = mo.diagnose_split(model, fed, splits=splits, clients=4)
-    none, bias, output, full = found.splits
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    diagnosis = mo.diagnose_split(model, fed, splits=splits, clients=4)
+    none, bias, output, full = diagnosis.splits
     assert (bias.personal, output.personal) == (10, 170)
     assert full.f == 0 < output.f < bias.f
     assert 1 == none.left > bias.left > output.left
     assert none.loss > bias.loss > output.loss
-    assert all(0 <= s.metric <= 1 for s in found.splits)
+    assert all(0 <= s.metric <= 1 for s in diagnosis.splits)
     assert (none.verdict, bias.verdict) == ("nothing is personal", "something is left to share")
     assert output.verdict == full.verdict == "personalise less"  # 30 rows of 64 numbers: each client fits its own
-    assert found.best.metric == max(s.metric for s in found.splits)
-    assert found.best_that_shares is max((none, bias), key=lambda s: s.metric)
-    assert f"Of those that leave something to share it is {found.best_that_shares.split}" in found.sentence
-    assert all(torch.equal(p, kept[n]) for n, p in model.named_parameters())
+    assert diagnosis.best.metric == max(s.metric for s in diagnosis.splits)
+    assert diagnosis.best_that_shares is max((none, bias), key=lambda s: s.metric)
+    assert f"Of those that leave something to share it is {diagnosis.best_that_shares.split}" in diagnosis.sentence
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     again = mo.diagnose_split(model, fed, splits=splits, clients=4)
-    assert again.rows == found.rows
+    assert again.rows == diagnosis.rows
 
 
 def test_it_is_shown_as_text_as_markdown_and_as_rows():
-    found = mo.diagnose_split(bilevel.task(START, W0), data(validation=0.25), splits=SPLITS, solver=EXACT)
-    text = str(found).splitlines()
+    diagnosis = mo.diagnose_split(bilevel.task(START, W0), data(validation=0.25), splits=SPLITS, solver=EXACT)
+    text = str(diagnosis).splitlines()
     assert text[0].split()[:3] == ["split", "personal", "shared"]
     assert [line.split()[0] for line in text[1:4]] == ["nothing", "w", "all"]
-    lines = found.markdown().splitlines()
+    lines = diagnosis.markdown().splitlines()
     assert len(lines) == 5
     assert {line.replace("\\|", "").count("|") for line in lines} == {12}
-    assert [row["split"] for row in found.rows] == ["nothing", "w", "all"]
-    assert found.rows[1]["f"] == found.splits[1].f
-    best = min(found.splits, key=lambda s: s.metric)
-    assert found.best is best
-    assert f"The best loss on validation rows has {best.split}, {best.metric:.4g}." in found.sentence
+    assert [row["split"] for row in diagnosis.rows] == ["nothing", "w", "all"]
+    assert diagnosis.rows[1]["f"] == diagnosis.splits[1].f
+    best = min(diagnosis.splits, key=lambda s: s.metric)
+    assert diagnosis.best is best
+    assert f"The best loss on validation rows has {best.split}, {best.metric:.4g}." in diagnosis.sentence
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ def test_averages():
 
 def test_after_minus_before_finetuning():
     """Seeds with means 0.5 -> 0.6 and 0.5 -> 0.8: differences 0.1 and 0.3, std 0.1 sqrt 2, half 12.706 * 0.1."""
-    found = differences({"output layer": ([run(0.6), run(0.8)], [run(0.5), run(0.5)])})
-    (row,) = found
+    rows = differences({"output layer": ([run(0.6), run(0.8)], [run(0.5), run(0.5)])})
+    (row,) = rows
     assert (row["row"], row["seeds"]) == ("output layer", 2)
     assert row["each"] == pytest.approx([0.1, 0.3])
     numbers = [row[key] for key in ("new", "old", "difference", "std", "low", "high")]
@@ -58,8 +58,8 @@ def test_against_parameters_is_ordered_by_size():
         "adapter": (71_808, 5_798_804, [run(0.6)], old),
         "output layer": Sized(788_736, 5_731_092, [run(0.62)], old),
     }
-    found = against_parameters(parts)
-    assert [row["row"] for row in found] == ["adapter", "output layer", "everything"]
-    assert [row["share"] for row in found] == pytest.approx([0.012383, 0.137624, 1], abs=1e-6)
-    assert [row["boost"] for row in found] == pytest.approx([10 / 14, 12 / 14, 1])
+    rows = against_parameters(parts)
+    assert [row["row"] for row in rows] == ["adapter", "output layer", "everything"]
+    assert [row["share"] for row in rows] == pytest.approx([0.012383, 0.137624, 1], abs=1e-6)
+    assert [row["boost"] for row in rows] == pytest.approx([10 / 14, 12 / 14, 1])
     assert against_parameters({"worse": (1, 2, [run(0.4)], old)})[0]["boost"] is None

@@ -27,8 +27,8 @@ def test_a_saddle_with_eigenvalues_of_both_signs():
         return (1.5 * (u[0] ** 2 - u[1] ** 2) + 2 * u[0] * v - v**2 / 4).expand(len(batch["x"])), {}
 
     model = {"u": torch.tensor([0.3, -1.0]).double(), "v": torch.tensor(2.0).double()}
-    found = norms(loss, model, {"x": torch.zeros(3)}, ("u",), ("v",))
-    assert found == pytest.approx((3, 0.5, 2), rel=1e-6)
+    values = norms(loss, model, {"x": torch.zeros(3)}, ("u",), ("v",))
+    assert values == pytest.approx((3, 0.5, 2), rel=1e-6)
 
 
 def test_a_loss_that_is_linear_in_one_part():
@@ -56,9 +56,9 @@ def test_a_network_against_its_full_hessian(activation):
     hessian = torch.autograd.functional.hessian(flat, at).numpy()
     cut = sum(sizes[:2])
     expected = [np.linalg.norm(b, 2) for b in (hessian[:cut, :cut], hessian[cut:, cut:], hessian[:cut, cut:])]
-    found = norms(task.loss, task.init, batch, u, v)
-    assert found == pytest.approx(expected, rel=1e-4)
-    assert all(f <= e * (1 + 1e-9) for f, e in zip(found, expected, strict=True))
+    actual = norms(task.loss, task.init, batch, u, v)
+    assert actual == pytest.approx(expected, rel=1e-4)
+    assert all(f <= e * (1 + 1e-9) for f, e in zip(actual, expected, strict=True))
 
 
 class Attention(nn.Module):
@@ -69,10 +69,10 @@ class Attention(nn.Module):
     def forward(self, x):
         q, k, v = self.inner(x).chunk(3, -1)
         if self.fused:
-            mixed = functional.scaled_dot_product_attention(q, k, v)
+            output = functional.scaled_dot_product_attention(q, k, v)
         else:
-            mixed = (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v  # the root of 4 features
-        return self.outer(mixed.mean(1))
+            output = (q @ k.transpose(-1, -2) / 2).softmax(-1) @ v  # the root of 4 features
+        return self.outer(output.mean(1))
 
 
 def test_fused_attention_has_the_curvature_of_attention_written_out():
@@ -81,11 +81,11 @@ def test_fused_attention_has_the_curvature_of_attention_written_out():
     plain.load_state_dict(fused.state_dict())
     batch = {"x": torch.randn(6, 3, 4), "y": torch.randint(0, 2, (6,))}
     u, v = ("inner.weight",), ("outer.weight", "outer.bias")
-    found, expected = (
+    actual, expected = (
         norms(task.loss, task.init, batch, u, v, 1e-5)
         for task in (from_module(net, loss="cross_entropy") for net in (fused, plain))
     )
-    assert found == pytest.approx(expected, rel=1e-3)
+    assert actual == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_spread_of_gradients_by_hand():
@@ -95,8 +95,8 @@ def test_the_spread_of_gradients_by_hand():
     """
     model = {"u": torch.tensor(1.0), "v": torch.tensor(3.0)}
     batch = {"x": torch.tensor([0.0, 2.0, 4.0])}
-    found = gradient_spread(
+    spread = gradient_spread(
         lambda p, b: ((p["u"] - b["x"]).square() / 2 + p["v"] * b["x"], {}), model, batch, ("u",), ("v",)
     )
-    assert (found.mean_u.tolist(), found.mean_v.tolist()) == ([-1], [2])
-    assert (found.variance_u, found.variance_v, found.loss) == pytest.approx((4, 4, 47 / 6))
+    assert (spread.mean_u.tolist(), spread.mean_v.tolist()) == ([-1], [2])
+    assert (spread.variance_u, spread.variance_v, spread.loss) == pytest.approx((4, 4, 47 / 6))

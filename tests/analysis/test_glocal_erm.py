@@ -25,24 +25,24 @@ def nearest(x, r, w):
 def test_every_round_fits_all_that_was_seen(tau, old):
     g, l, y = stream()  # noqa: E741
     play = mo.fictitious_play if old else mo.glocal_erm
-    found = play(g, l, y, delay=tau, shared=[1.0, -1.0], personal=[0.5, 0.0, 2.0])
-    u, v = found.shared, found.personal
+    result = play(g, l, y, delay=tau, shared=[1.0, -1.0], personal=[0.5, 0.0, 2.0])
+    u, v = result.shared, result.personal
     assert u.shape == (ROUNDS + 1, 2)
     assert v.shape == (ROUNDS + 1, CLIENTS, 3)
     for t in range(ROUNDS):
-        fetched = u[max(0, t - tau)]
+        model = u[max(0, t - tau)]
         for i in range(CLIENTS):
-            assert found.losses[t, i] == pytest.approx((y[t, i] - g[t, i] @ fetched - l[t, i] @ v[t, i]) ** 2)
-            models = [u[max(0, s - tau)] if old else fetched for s in range(t + 1)]
+            assert result.losses[t, i] == pytest.approx((y[t, i] - g[t, i] @ model - l[t, i] @ v[t, i]) ** 2)
+            models = [u[max(0, s - tau)] if old else model for s in range(t + 1)]
             rest = [y[s, i] - g[s, i] @ models[s] for s in range(t + 1)]
             np.testing.assert_allclose(v[t + 1, i], nearest(l[: t + 1, i], np.array(rest), v[t, i]), atol=1e-9)
-        seen = range(t - tau + 1)
-        if not seen:
+        steps = range(t - tau + 1)
+        if not steps:
             np.testing.assert_array_equal(u[t + 1], u[t])
             continue
-        own = [v[s if old else t - tau] for s in seen]
-        rows = np.concatenate([g[s] for s in seen])
-        rest = np.concatenate([y[s] - (l[s] * own[s]).sum(1) for s in seen])
+        own = [v[s if old else t - tau] for s in steps]
+        rows = np.concatenate([g[s] for s in steps])
+        rest = np.concatenate([y[s] - (l[s] * own[s]).sum(1) for s in steps])
         np.testing.assert_allclose(u[t + 1], nearest(rows, rest, u[t]), atol=1e-9)
 
 
@@ -59,13 +59,13 @@ def test_the_minimiser_in_a_ball(rank):
     rng = np.random.default_rng(rank)
     x, y = rng.normal(size=(rank, 3)), rng.normal(size=rank) * 3
     for radius in (0.2, 1.0, 50.0):
-        found = _minimise_in_ball(x.T @ x, x.T @ y, np.zeros(3), radius)
+        minimiser = _minimise_in_ball(x.T @ x, x.T @ y, np.zeros(3), radius)
         ball = {"type": "ineq", "fun": lambda w, r=radius: r**2 - w @ w}
-        wanted = minimize(
+        oracle = minimize(
             lambda w: ((x @ w - y) ** 2).sum(), np.zeros(3), constraints=[ball], method="SLSQP", options={"ftol": 1e-14}
         )
-        assert np.linalg.norm(found) <= radius * (1 + 1e-9)
-        assert ((x @ found - y) ** 2).sum() == pytest.approx(wanted.fun, abs=1e-6)
+        assert np.linalg.norm(minimiser) <= radius * (1 + 1e-9)
+        assert ((x @ minimiser - y) ** 2).sum() == pytest.approx(oracle.fun, abs=1e-6)
 
 
 @pytest.mark.parametrize("radius", [None, 0.5])
@@ -76,8 +76,8 @@ def test_logistic_steps_have_no_slope_left(old, radius):
     g, l = rng.normal(size=(rounds, 1, 1)), rng.normal(size=(rounds, 1, 1))  # noqa: E741
     y = (rng.random((rounds, 1)) < 0.5).astype(float)
     play = mo.fictitious_play if old else mo.glocal_erm
-    found = play(g, l, y, loss="logistic", radius=radius)
-    u, v = found.shared, found.personal
+    result = play(g, l, y, loss="logistic", radius=radius)
+    u, v = result.shared, result.personal
     t = rounds - 1
     base = np.array([(g[s] @ (u[s] if old else u[t])) for s in range(rounds)])
     p = base + l[:, 0] * v[t + 1, 0]
@@ -85,7 +85,7 @@ def test_logistic_steps_have_no_slope_left(old, radius):
     inside = radius is None or abs(v[t + 1, 0, 0]) < radius * (1 - 1e-6)
     assert abs(slope) < 1e-4 if inside else slope * v[t + 1, 0, 0] < 0
     loss = np.log1p(np.exp(-(2 * y[t] - 1) * (g[t] @ u[t] + l[t, 0] @ v[t, 0])))
-    assert found.losses[t] == pytest.approx(loss)
+    assert result.losses[t] == pytest.approx(loss)
 
 
 def appendix_c(rounds, rollouts, seed=0):
@@ -100,12 +100,12 @@ def test_fictitious_play_locks_where_erm_does_not():
     """Both start at (1, 0) and the best pair is (0, 1) for both sides; 20,000 steps, three repetitions at once."""
     data = appendix_c(20_000, 3)
     start = {"shared": [1.0, 0.0], "personal": [1.0, 0.0]}
-    found = mo.fictitious_play(*data, **start)
-    assert (np.abs(found.shared[:, -1] - [0, 1]) > 0.2).all()
+    result = mo.fictitious_play(*data, **start)
+    assert (np.abs(result.shared[:, -1] - [0, 1]) > 0.2).all()
     short = [part[:, :2000] for part in data]
-    found = mo.glocal_erm(*short, **start)
-    np.testing.assert_allclose(found.shared[:, -1], np.tile([0.0, 1.0], (3, 1)), atol=0.01)
-    np.testing.assert_allclose(found.personal[:, -1, 0], np.tile([0.0, 1.0], (3, 1)), atol=0.01)
+    result = mo.glocal_erm(*short, **start)
+    np.testing.assert_allclose(result.shared[:, -1], np.tile([0.0, 1.0], (3, 1)), atol=0.01)
+    np.testing.assert_allclose(result.personal[:, -1, 0], np.tile([0.0, 1.0], (3, 1)), atol=0.01)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from moiety.errors import MoietyError
 
 def test_three_seeds():
     """Mean 2, deviations -1, 0, 1: std 1, half-width 4.3027 / sqrt 3 = 2.4842."""
-    found = interval([1, 2, 3])
-    assert (found.mean, found.std, found.seeds) == (2, 1, 3)
-    assert (found.low, found.high) == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-4)
+    result = interval([1, 2, 3])
+    assert (result.mean, result.std, result.seeds) == (2, 1, 3)
+    assert (result.low, result.high) == pytest.approx((2 - 2.4842, 2 + 2.4842), abs=1e-4)
 
 
 def test_five_seeds_and_another_level():
@@ -24,8 +24,8 @@ def test_five_seeds_and_another_level():
 
 
 def test_one_seed_has_no_interval():
-    found = interval([0.25])
-    assert (found.mean, found.std, found.low, found.high, found.seeds) == (0.25, None, None, None, 1)
+    result = interval([0.25])
+    assert (result.mean, result.std, result.low, result.high, result.seeds) == (0.25, None, None, None, 1)
 
 
 @pytest.mark.parametrize(("values", "message"), [([], "at least one"), ([1.0, math.nan], "finite")])
@@ -62,9 +62,9 @@ def test_bad_values(values, message):
     ],
 )
 def test_claims(differences, how, verdict):
-    found = claim("it is so", differences, **how)
-    assert (found.name, found.verdict, found.interval.seeds) == ("it is so", verdict, len(differences))
-    assert str(found) == f"it is so: {verdict}"
+    result = claim("it is so", differences, **how)
+    assert (result.name, result.verdict, result.interval.seeds) == ("it is so", verdict, len(differences))
+    assert str(result) == f"it is so: {verdict}"
 
 
 def test_a_margin_and_a_side_exclude_each_other():
@@ -76,8 +76,8 @@ def test_a_margin_and_a_side_exclude_each_other():
 
 def test_a_row_of_a_table():
     """0.01, 0.02, 0.03 in per cent: 1, 2, 3."""
-    found = table_row("output layer", [0.01, 0.02, 0.03], paper=2.5, scale=100, verdict="holds")
-    assert found.pop("low") == pytest.approx(2 - 2.4842, abs=1e-4)
-    assert found.pop("high") == pytest.approx(2 + 2.4842, abs=1e-4)
-    wanted = {"row": "output layer", "paper": 2.5, "ours": 2, "std": 1, "seeds": 3, "verdict": "holds"}
-    assert found == pytest.approx(wanted)
+    row = table_row("output layer", [0.01, 0.02, 0.03], paper=2.5, scale=100, verdict="holds")
+    assert row.pop("low") == pytest.approx(2 - 2.4842, abs=1e-4)
+    assert row.pop("high") == pytest.approx(2 + 2.4842, abs=1e-4)
+    expected = {"row": "output layer", "paper": 2.5, "ours": 2, "std": 1, "seeds": 3, "verdict": "holds"}
+    assert row == pytest.approx(expected)

@@ -21,14 +21,14 @@ def test_a_small_model_by_hand():
     """
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     batch = {"x": torch.randn(1, 4), "y": torch.tensor([1])}
-    found = memory_rows(net, {"output layer": mo.split.output_layer(net)}, batch)
-    assert [row["row"] for row in found] == ["no personalisation", "output layer", "full personalisation"]
-    kept = 4 * 4 + 3 * 4 + 2 * 4 + 8 + 4
-    assert [row["backprop"] for row in found] == [kept] * 3
-    assert [row["bytes"] - kept for row in found] == [276, 244, 460]
-    assert [(row["shared"], row["personal"]) for row in found] == [(23, 0), (15, 8), (23, 23)]
-    assert found[1]["saving"] == pytest.approx(1 - (244 + kept) / (460 + kept))
-    assert found[0]["megabytes"] == pytest.approx((276 + kept) / 1e6)
+    rows = memory_rows(net, {"output layer": mo.split.output_layer(net)}, batch)
+    assert [row["row"] for row in rows] == ["no personalisation", "output layer", "full personalisation"]
+    backprop = 4 * 4 + 3 * 4 + 2 * 4 + 8 + 4
+    assert [row["backprop"] for row in rows] == [backprop] * 3
+    assert [row["bytes"] - backprop for row in rows] == [276, 244, 460]
+    assert [(row["shared"], row["personal"]) for row in rows] == [(23, 0), (15, 8), (23, 23)]
+    assert rows[1]["saving"] == pytest.approx(1 - (244 + backprop) / (460 + backprop))
+    assert rows[0]["megabytes"] == pytest.approx((276 + backprop) / 1e6)
 
 
 PAPER = {
@@ -66,14 +66,14 @@ def papers_model(task: str):
 def test_the_papers_models(task, off):
     model, batch, first, last = papers_model(task)
     splits = {"input": first(model), "output": last(model), "adapter": mo.split.adapters(model)}
-    found = memory_rows(model, splits, batch)
+    rows = memory_rows(model, splits, batch)
     counts = (*COUNTS[task], 2 * COUNTS[task][0][:1])
-    assert [(row["shared"], row["personal"]) for row in found] == list(counts)
-    for row, (u, v), printed in zip(found, counts, PAPER[task], strict=True):
+    assert [(row["shared"], row["personal"]) for row in rows] == list(counts)
+    for row, (u, v), megabytes in zip(rows, counts, PAPER[task], strict=True):
         assert row["bytes"] - row["backprop"] == 4 * (3 * u + 2 * v)
-        assert abs(row["megabytes"] - printed) <= off
+        assert abs(row["megabytes"] - megabytes) <= off
     # The saving that the table ends with: 42%, 34% and 39%, by the smallest of the three partial ones.
-    best = max(row["saving"] for row in found[1:-1])
+    best = max(row["saving"] for row in rows[1:-1])
     assert best == pytest.approx({"StackOverflow": 0.42, "GLDv2": 0.34, "EMNIST": 0.39}[task], abs=0.045)
 
 

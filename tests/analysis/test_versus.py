@@ -21,19 +21,19 @@ def test_signs_follow_the_metric():
 def test_single_precision_is_no_gain():
     sevenths = {str(k): k / 7 for k in range(8)}
     single = {"0": 0.0, "5": 0.7142857313156128, "4": 0.5714285969734192}
-    found = versus(single, sevenths, higher_is_better=True)
-    assert (found.unchanged, found.helped, found.hurt) == (("0", "5", "4"), (), ())
-    assert found.mean == 0
+    result = versus(single, sevenths, higher_is_better=True)
+    assert (result.unchanged, result.helped, result.hurt) == (("0", "5", "4"), (), ())
+    assert result.mean == 0
 
 
 def test_the_one_that_lost_most_comes_first():
-    found = versus({"a": 0.4, "b": 0.1, "c": 0.3}, {"a": 0.5, "b": 0.5, "c": 0.5}, higher_is_better=True)
-    assert [name for name, _ in found.hurt] == ["b", "c", "a"]
+    result = versus({"a": 0.4, "b": 0.1, "c": 0.3}, {"a": 0.5, "b": 0.5, "c": 0.5}, higher_is_better=True)
+    assert [name for name, _ in result.hurt] == ["b", "c", "a"]
 
 
 def test_only_clients_on_both_sides_count():
-    found = versus({"a": 1.0, "b": math.nan, "c": 1.0}, {"a": 0.0, "b": 1.0, "d": 1.0}, higher_is_better=True)
-    assert (found.clients, found.helped) == (1, ("a",))
+    result = versus({"a": 1.0, "b": math.nan, "c": 1.0}, {"a": 0.0, "b": 1.0, "d": 1.0}, higher_is_better=True)
+    assert (result.clients, result.helped) == (1, ("a",))
     assert math.isnan(versus({}, {}, higher_is_better=True).mean)
     assert math.isnan(mean([]))
 

@@ -119,46 +119,46 @@ FILES = {
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MOIETY_DATA", raising=False)
     (tmp_path / "small.toml").write_text(SMALL)
     return tmp_path
 
 
-def refused(capsys: pytest.CaptureFixture[str], here: Path, argv: list[str], words: str) -> None:
-    before = sorted(here.rglob("*"))
-    found = call(capsys, *argv)
-    assert found.code == 2
-    assert found.out == ""
-    assert one_line(found.err), found.err
-    assert words in found.err
-    assert sorted(here.rglob("*")) == before
+def check_refusal(capsys: pytest.CaptureFixture[str], cwd: Path, argv: list[str], words: str) -> None:
+    before = sorted(cwd.rglob("*"))
+    result = call(capsys, *argv)
+    assert result.code == 2
+    assert result.out == ""
+    assert one_line(result.err), result.err
+    assert words in result.err
+    assert sorted(cwd.rglob("*")) == before
 
 
 @pytest.mark.parametrize("case", COMMANDS)
-def test_commands(capsys, here, case):
-    refused(capsys, here, *COMMANDS[case])
+def test_commands(capsys, cwd, case):
+    check_refusal(capsys, cwd, *COMMANDS[case])
 
 
 @pytest.mark.parametrize("assignment", SETS)
-def test_assignments(capsys, here, assignment):
-    refused(capsys, here, ["run", "small.toml", "--set", assignment], SETS[assignment])
+def test_assignments(capsys, cwd, assignment):
+    check_refusal(capsys, cwd, ["run", "small.toml", "--set", assignment], SETS[assignment])
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_files(capsys, here, case):
+def test_files(capsys, cwd, case):
     text, words = FILES[case]
-    (here / "bad.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    refused(capsys, here, ["run", "bad.toml"], words)
+    (cwd / "bad.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    check_refusal(capsys, cwd, ["run", "bad.toml"], words)
 
 
-def test_data_that_is_not_there_names_the_file_and_the_variable(capsys, here):
-    refused(capsys, here, ["run", "small.toml", "--set", "data=mnist"], "MOIETY_DATA")
+def test_data_that_is_not_there_names_the_file_and_the_variable(capsys, cwd):
+    check_refusal(capsys, cwd, ["run", "small.toml", "--set", "data=mnist"], "MOIETY_DATA")
 
 
-def test_what_no_longer_fits_a_run_is_refused_on_resume(capsys, here):
-    (here / "own.toml").write_text(PERSONAL)
+def test_what_no_longer_fits_a_run_is_refused_on_resume(capsys, cwd):
+    (cwd / "own.toml").write_text(PERSONAL)
     assert call(capsys, "run", "own.toml", "--quiet").code == 0
     for assignment, words in {
         "algorithm.shared.lr=0.1": "`algorithm.shared.lr` must be 0.5, as runs/own began, got 0.1.",
@@ -169,12 +169,12 @@ def test_what_no_longer_fits_a_run_is_refused_on_resume(capsys, here):
         "run.seed=3": "`run.seed` must be 0, as runs/own began, got 3.",
         "run.rounds=1": "`rounds` must be >= 2, the rounds already trained, got 1.",
     }.items():
-        refused(capsys, here, ["run", "own.toml", "--resume", "--set", assignment], words)
+        check_refusal(capsys, cwd, ["run", "own.toml", "--resume", "--set", assignment], words)
     hint = "Only rounds, engine and workers may change; begin another run for the rest, or keep it with --set 'model"
-    refused(capsys, here, ["run", "own.toml", "--resume", "--set", "model.hidden=[9]"], f"{hint}.hidden")
-    refused(capsys, here, ["run", "own.toml", "--resume", "--seed", "3"], "as runs/own began")
-    refused(capsys, here, ["run", "own.toml", "--out", "runs/own"], "holds no run yet")
-    refused(capsys, here, ["run", "quickstart", "--resume", "--out", "runs/own"], "a single run")
+    check_refusal(capsys, cwd, ["run", "own.toml", "--resume", "--set", "model.hidden=[9]"], f"{hint}.hidden")
+    check_refusal(capsys, cwd, ["run", "own.toml", "--resume", "--seed", "3"], "as runs/own began")
+    check_refusal(capsys, cwd, ["run", "own.toml", "--out", "runs/own"], "holds no run yet")
+    check_refusal(capsys, cwd, ["run", "quickstart", "--resume", "--out", "runs/own"], "a single run")
 
 
 ON_RESUME = {
@@ -192,6 +192,6 @@ ON_RESUME = {
 
 
 @pytest.mark.parametrize("option", ON_RESUME)
-def test_a_resume_takes_no_more_than_a_start(capsys, here, option):
+def test_a_resume_takes_no_more_than_a_start(capsys, cwd, option):
     assert call(capsys, "run", "small.toml", "-q", "--out", "runs/one").code == 0
-    refused(capsys, here, ["run", "small.toml", "--resume", "--out", "runs/one", option], ON_RESUME[option])
+    check_refusal(capsys, cwd, ["run", "small.toml", "--resume", "--out", "runs/one", option], ON_RESUME[option])

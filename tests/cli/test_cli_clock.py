@@ -18,8 +18,8 @@ mean = [1.0, 2.0, 3.0, 4.0]
 
 
 def rows(folder):
-    found = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "check")} for row in found]
+    history = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in ("seconds", "check")} for row in history]
 
 
 def test_a_clock_in_a_file(tmp_path, capsys):
@@ -56,7 +56,7 @@ def test_a_clock_in_a_file(tmp_path, capsys):
 def test_a_wrong_clock_gets_one_line(tmp_path, capsys, line, message):
     file = tmp_path / "slow.toml"
     file.write_text(PERSONAL.replace("cohort = 2\n", "") + CLOCK)
-    found = call(capsys, "run", file, "--set", line, "--out", tmp_path / "run")
-    assert found.code == 2
-    assert len(found.err.strip().splitlines()) == 1
-    assert message in found.err
+    result = call(capsys, "run", file, "--set", line, "--out", tmp_path / "run")
+    assert result.code == 2
+    assert len(result.err.strip().splitlines()) == 1
+    assert message in result.err

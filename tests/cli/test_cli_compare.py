@@ -22,7 +22,7 @@ ONE = {"a": 0.5, "b": 0.6, "c": 0.7, "d": 0.8}
 TWO = {"a": 0.9, "b": 0.6 + 2e-8, "c": 0.2, "d": 0.7}
 
 
-def made(
+def write_run(
     path: Path,
     metrics: dict[str, float],
     *,
@@ -71,13 +71,13 @@ def rows_of(out: str, name: str) -> list[list[str]]:
 
 
 def test_known_numbers(capsys, tmp_path):
-    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
-    found = call(capsys, "compare", one, two)
-    assert (found.code, found.err) == (0, "")
-    assert rows_of(found.out, "one") == [
+    one, two = write_run(tmp_path / "one", ONE), write_run(tmp_path / "two", TWO)
+    result = call(capsys, "compare", one, two)
+    assert (result.code, result.err) == (0, "")
+    assert rows_of(result.out, "one") == [
         ["one", "alg_one", "output_layer", "7", "65.0%", "65.0%", "50.0%", "60.0%", "1", "2", "MB"]
     ]
-    assert rows_of(found.out, "two") == [
+    assert rows_of(result.out, "two") == [
         ["two", "alg_two", "output_layer", "7", "60.0%", "60.0%", "20.0%", "60.0%", "1", "2", "MB"],
         ["two", "1", "1", "2", "-5.0", "c", "(-50.0),", "d", "(-10.0)"],
     ]
@@ -85,7 +85,7 @@ def test_known_numbers(capsys, tmp_path):
 
 def test_one_meaning_a_screen(capsys, tmp_path):
     # Columns against the shared model say so; those of the second table are against the first run, as its head says.
-    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
+    one, two = write_run(tmp_path / "one", ONE), write_run(tmp_path / "two", TWO)
     out = call(capsys, "compare", one, two).out
     assert "hurt" not in out
     assert out.splitlines()[1].split()[-2:] == ["shared", "sent"]
@@ -95,32 +95,32 @@ def test_one_meaning_a_screen(capsys, tmp_path):
 
 def test_lower_is_better(capsys, tmp_path):
     # As squared errors the same numbers turn round: a is worse off by 0.4, c and d are better off.
-    one = made(tmp_path / "one", ONE, metric="mse", higher=False)
-    two = made(tmp_path / "two", TWO, metric="mse", higher=False)
-    found = call(capsys, "compare", one, two)
-    assert rows_of(found.out, "one")[0][4:9] == ["0.65", "0.65", "0.8", "0.6", "2"]
-    assert rows_of(found.out, "two")[1] == ["two", "2", "1", "1", "+0.05", "a", "(-0.4)"]
+    one = write_run(tmp_path / "one", ONE, metric="mse", higher=False)
+    two = write_run(tmp_path / "two", TWO, metric="mse", higher=False)
+    result = call(capsys, "compare", one, two)
+    assert rows_of(result.out, "one")[0][4:9] == ["0.65", "0.65", "0.8", "0.6", "2"]
+    assert rows_of(result.out, "two")[1] == ["two", "2", "1", "1", "+0.05", "a", "(-0.4)"]
 
 
 def test_a_metric_of_the_users_own_shows_its_direction(capsys, tmp_path):
-    one = made(tmp_path / "one", ONE, metric="cost", higher=False)
-    two = made(tmp_path / "two", TWO, metric="cost", higher=False)
+    one = write_run(tmp_path / "one", ONE, metric="cost", higher=False)
+    two = write_run(tmp_path / "two", TWO, metric="cost", higher=False)
     assert rows_of(call(capsys, "compare", one, two).out, "two")[1][1:4] == ["2", "1", "1"]
 
 
 def test_three_runs_and_folders_of_one_name(capsys, tmp_path):
-    paths = [made(tmp_path / n / "same", m) for n, m in (("x", ONE), ("y", TWO), ("z", ONE))]
-    found = call(capsys, "compare", *paths)
-    assert found.code == 0
-    assert "0.0  none" in found.out
-    assert len([line for line in found.out.splitlines() if line.rstrip().endswith("2 MB")]) == 3
+    paths = [write_run(tmp_path / n / "same", m) for n, m in (("x", ONE), ("y", TWO), ("z", ONE))]
+    result = call(capsys, "compare", *paths)
+    assert result.code == 0
+    assert "0.0  none" in result.out
+    assert len([line for line in result.out.splitlines() if line.rstrip().endswith("2 MB")]) == 3
 
 
 def test_names_cannot_steer_the_terminal(capsys, tmp_path):
-    one, two = (made(tmp_path / n, {"\x1b[31m[bold]x": v}) for n, v in (("one", 0.9), ("two", 0.1)))
-    found = call(capsys, "compare", one, two)
-    assert "\x1b" not in found.out
-    assert "?[31m[bold]x (-80.0)" in found.out
+    one, two = (write_run(tmp_path / n, {"\x1b[31m[bold]x": v}) for n, v in (("one", 0.9), ("two", 0.1)))
+    result = call(capsys, "compare", one, two)
+    assert "\x1b" not in result.out
+    assert "?[31m[bold]x (-80.0)" in result.out
 
 
 @pytest.mark.parametrize(
@@ -133,46 +133,46 @@ def test_names_cannot_steer_the_terminal(capsys, tmp_path):
 )
 def test_runs_that_cannot_be_compared(capsys, tmp_path, change, words):
     change = dict(change)
-    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", change.pop("metrics", TWO), **change)
-    found = call(capsys, "compare", one, two)
-    assert (found.code, found.out) == (2, "")
-    assert one_line(found.err)
-    assert words in found.err
+    one, two = write_run(tmp_path / "one", ONE), write_run(tmp_path / "two", change.pop("metrics", TWO), **change)
+    result = call(capsys, "compare", one, two)
+    assert (result.code, result.out) == (2, "")
+    assert one_line(result.err)
+    assert words in result.err
 
 
 @pytest.mark.parametrize("file", ["config.toml", "history.jsonl", "clients.parquet", "ledger.json"])
 @pytest.mark.parametrize("how", ["absent", "cut", "other"])
 def test_broken_folders(capsys, tmp_path, file, how):
-    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
+    one, two = write_run(tmp_path / "one", ONE), write_run(tmp_path / "two", TWO)
     content = (two / file).read_bytes()
     (two / file).unlink()
     if how == "cut":
         (two / file).write_bytes(content[: len(content) // 2])
     if how == "other":
         (two / file).write_text(json.dumps({"a": 1}))
-    found = call(capsys, "compare", one, two)
-    assert (found.code, found.out) == (2, "")
-    assert one_line(found.err)
-    assert file in found.err
+    result = call(capsys, "compare", one, two)
+    assert (result.code, result.out) == (2, "")
+    assert one_line(result.err)
+    assert file in result.err
 
 
 @pytest.mark.parametrize("value", ["0.9", None, [0.9], True])
 @pytest.mark.parametrize("key", ["metric", "gain", "n_test"])
 def test_values_that_are_no_numbers(capsys, tmp_path, key, value):
-    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
+    one, two = write_run(tmp_path / "one", ONE), write_run(tmp_path / "two", TWO)
     rows, ledger = folder.read_results(two, "0123", ())
     folder.write_results(two, [{**row, key: value} for row in rows], ledger, "0123")
-    found = call(capsys, "compare", one, two)
-    assert (found.code, found.out) == (2, "")
-    assert one_line(found.err)
-    assert f"`clients.parquet: {key}` must be a number" in found.err
+    result = call(capsys, "compare", one, two)
+    assert (result.code, result.out) == (2, "")
+    assert one_line(result.err)
+    assert f"`clients.parquet: {key}` must be a number" in result.err
 
 
 @pytest.mark.parametrize("key", ["n_test", "weight"])
 def test_weights_below_zero(capsys, tmp_path, key):
-    one, two = made(tmp_path / "one", ONE), made(tmp_path / "two", TWO)
+    one, two = write_run(tmp_path / "one", ONE), write_run(tmp_path / "two", TWO)
     rows, ledger = folder.read_results(two, "0123", ())
     folder.write_results(two, [{**row, key: -3} for row in rows], ledger, "0123")
-    found = call(capsys, "compare", one, two)
-    assert (found.code, found.out) == (2, "")
-    assert f"`clients.parquet: {key}` must be a number >= 0, got -3 in" in found.err
+    result = call(capsys, "compare", one, two)
+    assert (result.code, result.out) == (2, "")
+    assert f"`clients.parquet: {key}` must be a number >= 0, got -3 in" in result.err

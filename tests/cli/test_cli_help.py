@@ -25,11 +25,11 @@ for words in {commands!r}:
     code = main(words)
     print(code, [name for name in {names!r} if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
-    printed = done.stdout.split("begins\n")[1:]
-    assert len(printed) == len(commands)
-    assert all(printed)
-    return done.stderr.splitlines()
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+    outputs = process.stdout.split("begins\n")[1:]
+    assert len(outputs) == len(commands)
+    assert all(outputs)
+    return process.stderr.splitlines()
 
 
 def test_nothing_heavy_is_imported():
@@ -49,27 +49,27 @@ def test_lists_of_data_sets_import_neither_torch_nor_what_downloads():
 
 
 def test_help_names_the_commands_and_the_first_step(capsys):
-    found = call(capsys, "--help")
-    assert found.code == 0
+    result = call(capsys, "--help")
+    assert result.code == 0
     for word in ("run", "list", "compare", "data", "moiety run quickstart"):
-        assert word in found.out
+        assert word in result.out
 
 
 def test_help_of_run_explains_resume_and_quiet(capsys):
-    found = call(capsys, "run", "--help")
+    result = call(capsys, "run", "--help")
     for word in ("--set", "--rounds", "--seed", "--engine", "--out", "--resume", "--quiet", "is refused"):
-        assert word in " ".join(found.out.split())
+        assert word in " ".join(result.out.split())
 
 
 def test_help_names_every_kind_and_engine(capsys):
-    found = " ".join(call(capsys, "list", "--help").out.split())
+    text = " ".join(call(capsys, "list", "--help").out.split())
     for kind in ("algorithms", "recipes", "datasets", "partitions", "models", "splits", "servers", "schedules"):
-        assert kind in found
+        assert kind in text
     for kind in ("solvers", "kernels", "priors", "aggregators", "attacks", "codecs", "clocks", "times", "engines"):
-        assert kind in found
-    found = " ".join(call(capsys, "run", "--help").out.split())
+        assert kind in text
+    text = " ".join(call(capsys, "run", "--help").out.split())
     for word in ("sequential, vectorised, processes, or ray", "[aggregator], [codec], [attack], [clock] and [track]"):
-        assert word in found
+        assert word in text
 
 
 def test_version(capsys):
@@ -96,7 +96,7 @@ def test_entry_point_gives_exit_codes(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "completions"),
     [
         ("moiety run quick", ["quickstart"]),
         ("moiety run own", ["own.toml"]),
@@ -104,7 +104,7 @@ def test_entry_point_gives_exit_codes(tmp_path: Path):
         ("moiety list alg", ["algorithms"]),
     ],
 )
-def test_the_shell_completes_names_without_torch(tmp_path, words, wanted):
+def test_the_shell_completes_names_without_torch(tmp_path, words, completions):
     """As bash asks for it."""
     (tmp_path / "own.toml").write_text("")
     text = f"""
@@ -114,8 +114,13 @@ code = main([])
 print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 sys.exit(code)
 """
-    asked = {"_MOIETY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, env=os.environ | asked, cwd=tmp_path
+    variables = {"_MOIETY_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    process = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | variables,
+        cwd=tmp_path,
     )
-    assert (done.returncode, done.stderr, done.stdout.split()) == (0, "[]\n", wanted)
+    assert (process.returncode, process.stderr, process.stdout.split()) == (0, "[]\n", completions)

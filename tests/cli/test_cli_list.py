@@ -41,9 +41,9 @@ TABLES["metrics"] |= {name: metric.compute for name, metric in SET_METRICS.items
 
 
 def test_recipes_are_listed_with_their_summaries(capsys):
-    listed = call(capsys, "list", "recipes")
-    assert (listed.code, listed.err) == (0, "")
-    lines = {line.split()[0]: line for line in listed.out.splitlines() if line.strip()}
+    result = call(capsys, "list", "recipes")
+    assert (result.code, result.err) == (0, "")
+    lines = {line.split()[0]: line for line in result.out.splitlines() if line.strip()}
     for name in list_recipes():
         assert " ".join(load_recipe(name).summary.split()[:3]) in lines[name]
 
@@ -51,9 +51,9 @@ def test_recipes_are_listed_with_their_summaries(capsys):
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_name_is_listed(capsys, monkeypatch, kind):
     monkeypatch.delenv("MOIETY_DATA", raising=False)
-    found = call(capsys, "list", kind)
-    assert (found.code, found.err) == (0, "")
-    lines = {line.split()[0]: line for line in found.out.splitlines() if line.strip()}
+    result = call(capsys, "list", kind)
+    assert (result.code, result.err) == (0, "")
+    lines = {line.split()[0]: line for line in result.out.splitlines() if line.strip()}
     for name, maker in TABLES[kind].items():
         assert name in lines
         assert first_line(maker)
@@ -62,10 +62,10 @@ def test_every_name_is_listed(capsys, monkeypatch, kind):
 
 def test_every_kind_is_tested_and_engines_have_their_own_words(capsys):
     assert set(KINDS) == {*TABLES, "engines", "recipes"}
-    found = call(capsys, "list", "engines").out
-    listed = {line.split()[0] for line in found.splitlines()[2:] if line and not line.startswith("in a file")}
-    assert listed == {*ENGINES, *OPEN}
-    assert found.endswith("in a file: engine in [run]\n")
+    text = call(capsys, "list", "engines").out
+    names = {line.split()[0] for line in text.splitlines()[2:] if line and not line.startswith("in a file")}
+    assert names == {*ENGINES, *OPEN}
+    assert text.endswith("in a file: engine in [run]\n")
 
 
 def test_datasets_say_whether_their_file_is_there(capsys, monkeypatch, tmp_path: Path):

@@ -21,8 +21,8 @@ ENDLESS = PERSONAL.replace("rounds = 2", "rounds = 1000000\nevaluate_every = 5")
 def read_address(process: subprocess.Popen[str]) -> str:
     """The address that the command prints first."""
     for line in process.stdout:
-        if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
-            return found[0]
+        if match := re.search(r"http://127\.0\.0\.1:\d+/", line):
+            return match[0]
     raise AssertionError(process.stderr.read())
 
 

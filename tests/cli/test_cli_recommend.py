@@ -54,7 +54,7 @@ def test_the_answer_and_the_winner_that_the_file_trains(capsys, file, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "message"),
     [
         (["--budget", "1000"], "`budget` must be at least"),
         (["--budget", "a while"], "`budget` must be a time"),
@@ -63,8 +63,8 @@ def test_the_answer_and_the_winner_that_the_file_trains(capsys, file, tmp_path):
         (["--set", "data.clients=3"], "`data` must be those of at least 4 clients"),
     ],
 )
-def test_bad_input_is_one_line(capsys, file, words, wanted):
+def test_bad_input_is_one_line(capsys, file, words, message):
     result = call(capsys, "recommend", file, *words)
     assert result.code == 2
     assert one_line(result.err)
-    assert wanted in result.err
+    assert message in result.err

@@ -33,8 +33,8 @@ def headline(text: str) -> str:
 def test_a_run_ends_with_a_report_that_agrees_with_its_rows_and_with_the_report_of_its_folder(capsys, tmp_path):
     file, folder = tmp_path / "first.toml", tmp_path / "run"
     file.write_text(MANY)
-    ended = call(capsys, "run", file, "--out", folder)
-    assert f"report in {folder / 'report.html'}" in ended.out.splitlines()
+    result = call(capsys, "run", file, "--out", folder)
+    assert f"report in {folder / 'report.html'}" in result.out.splitlines()
     data = read_data(folder / "report.html")
     run = mo.load(folder)
     assert data["clients"]["names"] == [row["client"] for row in run.clients]
@@ -61,8 +61,8 @@ def test_seeds_and_sweeps_end_with_one_report_of_all_their_runs(capsys, tmp_path
     data = read_data(tmp_path / "seeds" / "report.html")
     assert [(each["name"], each["seeds"]) for each in data["curves"]["groups"]] == [("seeds", 2)]
     grid = ("--grid", "algorithm.personal.lr=0.1,0.5", "--seeds", "2", "--jobs", "1")
-    swept = call(capsys, "sweep", file, *grid, "--out", tmp_path / "sweep")
-    assert f"report in {tmp_path / 'sweep' / 'report.html'}" in swept.out.splitlines()
+    result = call(capsys, "sweep", file, *grid, "--out", tmp_path / "sweep")
+    assert f"report in {tmp_path / 'sweep' / 'report.html'}" in result.out.splitlines()
     data = read_data(tmp_path / "sweep" / "report.html")
     assert [each["seeds"] for each in data["curves"]["groups"]] == [2, 2]
     assert data["pairs"][0]["n"] == 2
@@ -102,13 +102,13 @@ def ask(port: int, path: str, host: str | None = None, method: str = "GET") -> t
 
 
 def test_the_live_page_follows_a_folder_and_answers_to_its_own_name_alone(tmp_path):
-    folder, heard = tmp_path / "run", []
+    folder, headlines = tmp_path / "run", []
     fed = mo.data.load("digits", clients=4, partition=mo.data.iid(), seed=0)
     model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
 
     class Look(mo.callbacks.Callback):
         def on_evaluate(self, run, row):
-            heard.append(headline(ask(port, "/")[1]))
+            headlines.append(headline(ask(port, "/")[1]))
 
     with serve(tmp_path) as port:
         code, text = ask(port, "/")
@@ -120,7 +120,7 @@ def test_the_live_page_follows_a_folder_and_answers_to_its_own_name_alone(tmp_pa
             model, fed, algorithm, split=split, rounds=3, out=folder, callbacks=[Look()], settings=settings,
             engine="sequential",
         )  # fmt: skip
-        assert [line.split(":")[0] for line in heard] == ["Round 1 of 3", "Round 2 of 3", "Round 3 of 3"]
+        assert [line.split(":")[0] for line in headlines] == ["Round 1 of 3", "Round 2 of 3", "Round 3 of 3"]
         code, text = ask(port, "/state?since=")
         news = json.loads(text)
         assert code == 200
@@ -147,8 +147,8 @@ def test_a_run_in_memory_and_its_folder_report_the_same_calibration_and_draws(ca
     from_folder = read_data(tmp_path / "page.html")
     assert from_folder["reliability"][0]["bins"] == data["reliability"][0]["bins"]
     assert from_folder["draws"][0]["effective"] == data["draws"][0]["effective"]
-    worth = [row["effective_draws"] for row in run.clients]
-    assert data["draws"][0]["effective"] == pytest.approx(worth, rel=1e-4)
+    draws = [row["effective_draws"] for row in run.clients]
+    assert data["draws"][0]["effective"] == pytest.approx(draws, rel=1e-4)
     bins = data["reliability"][0]["bins"]
     _, together = run.calibration()
     assert sum(each["n"] for each in bins) == together["n"]

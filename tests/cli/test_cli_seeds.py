@@ -6,14 +6,14 @@ import sys
 
 import pytest
 from cli_command import SMALL, call, one_line
-from test_cli_compare import made, rows_of
+from test_cli_compare import rows_of, write_run
 
 from moiety.run import folder
 
 
 def with_seed(path, seed, algorithm, metrics, rounds=7):
     """A run made by hand with that seed and algorithm."""
-    made(path, metrics)
+    write_run(path, metrics)
     config = folder.read_config(path)
     config["run"] |= {"seed": seed, "engine": f"engine-{seed}"}
     config["algorithm"] = {"name": algorithm}
@@ -73,7 +73,7 @@ def test_several_seeds_are_runs_of_their_own(capsys, small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "wanted"),
+    ("argv", "message"),
     [
         (["run", "quickstart", "--seed", "0,1"], "`--seed` must be one number for the recipe quickstart"),
         (["run", "small.toml", "--seed", "0,x"], "`seed` must be a whole number, or several"),
@@ -85,12 +85,12 @@ def test_several_seeds_are_runs_of_their_own(capsys, small, tmp_path):
         (["tune", "small.toml", "--space", "run.cohort=1..2"], "`tune` must be run where optuna is installed"),
     ],
 )
-def test_bad_input_is_one_line(capsys, small, monkeypatch, tmp_path, argv, wanted):
+def test_bad_input_is_one_line(capsys, small, monkeypatch, tmp_path, argv, message):
     monkeypatch.setitem(sys.modules, "optuna", None)
     result = call(capsys, *argv)
     assert result.code == 2
     assert one_line(result.err)
-    assert wanted in result.err
+    assert message in result.err
     assert not (tmp_path / "runs").exists()
 
 

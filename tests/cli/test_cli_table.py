@@ -61,8 +61,8 @@ def test_the_closing_table_names_the_classes(
     lines = [f"{'abcd'[i % 4]},{i % 7},{'uv'[i % 2]},{['ill', 'well'][i // 4 % 2]}" for i in range(80)]
     Path("visits.csv").write_text("\n".join(["site,age,ward,outcome", *lines]))
     Path("run.toml").write_text(RUN)
-    shown = [line for line in call(capsys, "run", "run.toml").out.splitlines() if line.startswith("classes ")]
-    assert [line.split(maxsplit=1)[1] for line in shown] == ["ill, well"]
+    rows = [line for line in call(capsys, "run", "run.toml").out.splitlines() if line.startswith("classes ")]
+    assert [line.split(maxsplit=1)[1] for line in rows] == ["ill, well"]
     Path("run.toml").write_text(RUN + 'metric = ["f1", "accuracy", "auroc"]\n')
-    shown = [line for line in call(capsys, "run", "run.toml").out.splitlines() if line.startswith("classes ")]
-    assert [line.split(maxsplit=1)[1] for line in shown] == ["ill, well; f1, auroc of 'well'"]
+    rows = [line for line in call(capsys, "run", "run.toml").out.splitlines() if line.startswith("classes ")]
+    assert [line.split(maxsplit=1)[1] for line in rows] == ["ill, well; f1, auroc of 'well'"]

@@ -39,7 +39,7 @@ def on_a_terminal(*argv: str, cwd: Path, code: str = COMMAND, **env: str) -> tup
     whole = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40", **env}
     process = subprocess.Popen(words, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env=whole)
     os.close(slave)
-    read = b""
+    output = b""
     while True:
         try:
             chunk = os.read(master, 65536)
@@ -47,41 +47,41 @@ def on_a_terminal(*argv: str, cwd: Path, code: str = COMMAND, **env: str) -> tup
             break
         if not chunk:
             break
-        read += chunk
+        output += chunk
     os.close(master)
-    return process.wait(timeout=300), read.decode()
+    return process.wait(timeout=300), output.decode()
 
 
 def test_a_bar_with_round_loss_and_metric(tmp_path: Path):
     (tmp_path / "own.toml").write_text(PERSONAL)
-    code, seen = on_a_terminal("run", "own.toml", cwd=tmp_path)
+    code, output = on_a_terminal("run", "own.toml", cwd=tmp_path)
     assert code == 0
-    assert "\x1b[" in seen
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    assert "\x1b[" in output
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
     assert re.search(r"own ━+ 2/2 loss \d\.\d{4}  test \d\.\d{4}  accuracy \d+\.\d% ", plain)
     assert "clients helped" in plain
-    assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") > 0  # the cursor is given back
+    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") > 0  # the cursor is given back
 
 
 def test_a_bar_in_python(tmp_path: Path):
     script = """
 import numpy as np, moiety as mo
 fed = mo.data.from_clients({"a": {"x": np.eye(4, dtype="float32"), "y": np.arange(4) % 2}}, test=0.5)
-for shown in (None, False):
-    mo.fit(mo.models.linear(4, 2), fed, mo.fedavg(shared=0.1), rounds=3, engine="sequential", progress=shown)
+for progress in (None, False):
+    mo.fit(mo.models.linear(4, 2), fed, mo.fedavg(shared=0.1), rounds=3, engine="sequential", progress=progress)
 """
-    code, seen = on_a_terminal(cwd=tmp_path, code=script)
+    code, output = on_a_terminal(cwd=tmp_path, code=script)
     assert code == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
     assert "checking model and data" in plain or "preparing" in plain
     assert len(re.findall(r"3/3 loss \d\.\d{4}  test \d\.\d{4}  accuracy \d+\.\d% 00:0\d", plain)) >= 1
     assert plain.count("fedavg on data") == 1  # and nothing from the second
 
 
 def test_bad_input_leaves_no_bar(monkeypatch):
-    drawn = io.StringIO()
+    stream = io.StringIO()
     monkeypatch.setattr(progress, "on_terminal", lambda: True)
-    monkeypatch.setattr(progress, "console", lambda: Console(file=drawn, force_terminal=True, width=80))
+    monkeypatch.setattr(progress, "console", lambda: Console(file=stream, force_terminal=True, width=80))
 
     def fail() -> None:
         with progress.show_progress(quiet=False) as watch:
@@ -90,7 +90,7 @@ def test_bad_input_leaves_no_bar(monkeypatch):
 
     with pytest.raises(MoietyError):
         fail()
-    assert "mine" not in drawn.getvalue().rpartition("\x1b[2K")[2]
+    assert "mine" not in stream.getvalue().rpartition("\x1b[2K")[2]
 
 
 def test_the_bar_says_what_happens_before_the_first_round():
@@ -115,14 +115,14 @@ def test_the_bar_says_what_happens_before_the_first_round():
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_long_name_leaves_room_for_the_bar_the_count_and_the_time(width):
     """The line of a sweep's run: what tells it from the others is at the end of its name."""
-    drawn = io.StringIO()
-    bars = Bars(Console(file=drawn, width=width))
+    stream = io.StringIO()
+    bars = Bars(Console(file=stream, width=width))
     bar = bars.watch("data.partition=dirichlet algorithm.shared=0.003 seed 17")
     bar.on_start(RUN)
     bar.on_evaluate(RUN, {"part": "test", "loss": 0.6019, "metric": 0.808, "metric_name": "accuracy"})
     bar.on_round(RUN, RoundRecord(4, (0,), 0.6535, (), None))
     bars.progress.console.print(bars.progress.get_renderable())
-    (line,) = [line for line in drawn.getvalue().splitlines() if "4/5" in line]
+    (line,) = [line for line in stream.getvalue().splitlines() if "4/5" in line]
     assert len(line) <= width
     loss = "" if width == 80 else "loss 0.6535  "
     assert re.search(rf"^….*\.003 seed 17 ━+╸? +4/5 {loss}test 0\.6019  accuracy 80\.8% +\S*:\S\S", line), line
@@ -133,20 +133,20 @@ def test_dropped_clients_are_counted_on_the_bar():
     bars = Bars(Console(file=io.StringIO(), width=80))
     bar = bars.watch("mine")
     bar.on_start(RUN)
-    for number, dropped in ((1, ("ann",)), (2, ()), (3, ("bob", "eve"))):
-        bar.on_round(RUN, RoundRecord(number, (0,), float("nan"), dropped, None))
+    for number, clients in ((1, ("ann",)), (2, ()), (3, ("bob", "eve"))):
+        bar.on_round(RUN, RoundRecord(number, (0,), float("nan"), clients, None))
     (task,) = bars.progress.tasks
     assert (task.completed, task.total, task.fields["status"]) == (3, 5, "loss -  3 dropped")
 
 
 @pytest.mark.parametrize(
-    ("tty", "term", "wanted"),
+    ("tty", "term", "expected"),
     [(True, "xterm", True), (True, "dumb", False), (True, "", False), (False, "xterm", False)],
 )
-def test_a_bar_needs_a_terminal_that_can_draw_it(monkeypatch, tty, term, wanted):
+def test_a_bar_needs_a_terminal_that_can_draw_it(monkeypatch, tty, term, expected):
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")  # colours nothing that is not a terminal
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
-    assert reports_console.on_terminal() is wanted
-    assert reports_console.console().is_terminal is wanted
+    assert reports_console.on_terminal() is expected
+    assert reports_console.console().is_terminal is expected

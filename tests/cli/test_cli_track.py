@@ -12,9 +12,9 @@ def test_a_file_names_its_trackers(tmp_path, monkeypatch, capsys):
     """The file may drop them on resume: they change no number."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.toml").write_text(PERSONAL + "\n[track]\ncsv = true\n")
-    found = call(capsys, "run", "own.toml", "--out", "run", "-v")
-    assert found.code == 0, found.err
-    assert "moiety: engine " in found.err
+    result = call(capsys, "run", "own.toml", "--out", "run", "-v")
+    assert result.code == 0, result.err
+    assert "moiety: engine " in result.err
     lines = (tmp_path / "run/history.csv").read_text().splitlines()
     assert len(lines) == 1 + len(read_history(tmp_path / "run"))
     (tmp_path / "own.toml").write_text(PERSONAL)
@@ -33,5 +33,5 @@ def test_a_file_names_its_trackers(tmp_path, monkeypatch, capsys):
 def test_bad_trackers(tmp_path, monkeypatch, capsys, line, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.toml").write_text(f"{PERSONAL}\n[track]\n{line}\n")
-    found = call(capsys, "run", "own.toml", "--out", "run")
-    assert (found.code, words in found.err, (tmp_path / "run").exists()) == (2, True, False), found.err
+    result = call(capsys, "run", "own.toml", "--out", "run")
+    assert (result.code, words in result.err, (tmp_path / "run").exists()) == (2, True, False), result.err

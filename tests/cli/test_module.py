@@ -5,9 +5,9 @@ import sys
 
 
 def test_the_package_is_the_command():
-    done = subprocess.run([sys.executable, "-m", "moiety", "list", "engines"], capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "vectorised" in done.stdout
+    process = subprocess.run([sys.executable, "-m", "moiety", "list", "engines"], capture_output=True, text=True)
+    assert process.returncode == 0
+    assert "vectorised" in process.stdout
 
 
 def test_warnings_are_one_line(tmp_path):
@@ -16,8 +16,8 @@ def test_warnings_are_one_line(tmp_path):
         '[algorithm]\nname = "fedavg"\nshared = 1e38\n[run]\nrounds = 3\nengine = "sequential"\n'
     )
     words = [sys.executable, "-m", "moiety", "run", "wild.toml", "-q"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("moiety: `updates` must be finite for some client")
-    assert len(done.stderr.splitlines()) == 1
-    assert "updates were dropped" in done.stdout
+    process = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert process.stderr.startswith("moiety: `updates` must be finite for some client")
+    assert len(process.stderr.splitlines()) == 1
+    assert "updates were dropped" in process.stdout

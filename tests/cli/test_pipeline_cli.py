@@ -45,7 +45,7 @@ NAMES = ("1-fedavg", "2-fedalt", "3-finetune")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MOIETY_DATA", raising=False)
     (tmp_path / "three.toml").write_text(STAGED)
@@ -53,17 +53,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refused(found: Result, words: str) -> None:
-    assert found.code == 2
-    assert found.out == ""
-    assert one_line(found.err), found.err
-    assert words in found.err
+def check_refusal(result: Result, words: str) -> None:
+    assert result.code == 2
+    assert result.out == ""
+    assert one_line(result.err), result.err
+    assert words in result.err
 
 
-def test_stages_are_run_and_summed_up(capsys, here):
-    found = call(capsys, "run", "three.toml")
-    assert (found.code, found.err) == (0, "")
-    lines = found.out.splitlines()
+def test_stages_are_run_and_summed_up(capsys, cwd):
+    result = call(capsys, "run", "three.toml")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
     heads = [line for line in lines if " clients a round, " in line]
     assert heads == [
         "1-fedavg: fedavg on digits, split nothing, 2 clients a round, seed 0, engine sequential,"
@@ -82,7 +82,7 @@ def test_stages_are_run_and_summed_up(capsys, here):
         "round 1/1",
     ]
     # By hand from the rows of the three folders, in percentage points.
-    metrics = [{r["client"]: 100 * r["metric"] for r in read_clients(here / "runs/three" / name)} for name in NAMES]
+    metrics = [{r["client"]: 100 * r["metric"] for r in read_clients(cwd / "runs/three" / name)} for name in NAMES]
     means = [sum(each.values()) / 4 for each in metrics]
     for k, name in enumerate(NAMES):
         row = next(line.split() for line in lines if line.startswith(f"{name} "))
@@ -96,35 +96,35 @@ def test_stages_are_run_and_summed_up(capsys, here):
                 sum(d < -1e-9 for d in changes),
             ]
     changes = [metrics[2][c] - metrics[0][c] for c in metrics[0]]
-    shown = ", ".join(f"{name} {m:.1f}%" for name, m in zip(("fedavg", "fedalt", "finetune"), means, strict=True))
-    assert lines[-2].startswith(f"3 stages on digits, accuracy on average over 4 clients: {shown}; from the first to")
+    text = ", ".join(f"{name} {m:.1f}%" for name, m in zip(("fedavg", "fedalt", "finetune"), means, strict=True))
+    assert lines[-2].startswith(f"3 stages on digits, accuracy on average over 4 clients: {text}; from the first to")
     assert f"{sum(d > 1e-9 for d in changes)} helped, " in lines[-2]
     assert lines[-1] == "results in runs/three"
 
 
-def test_quiet(capsys, here):
-    found = call(capsys, "run", "three.toml", "--quiet", "--out", "there")
-    sentence, folder = found.out.splitlines()
+def test_quiet(capsys, cwd):
+    result = call(capsys, "run", "three.toml", "--quiet", "--out", "there")
+    sentence, folder = result.out.splitlines()
     assert sentence.startswith("3 stages on digits")
     assert folder == "results in there"
 
 
 @pytest.mark.filterwarnings("ignore:.updates. must be finite for some client")
-def test_a_pipeline_remembers_what_was_set_and_tells_what_was_dropped(capsys, here):
+def test_a_pipeline_remembers_what_was_set_and_tells_what_was_dropped(capsys, cwd):
     # Squared errors at such a rate come apart within two steps: of 2 rounds of 2 clients in stage 1 nothing is left.
     wild = ["--set", "run.loss=mse", "--set", "stage.1.algorithm.shared=1e30", "--seed", 5]
-    found = call(capsys, "run", "three.toml", "-q", *wild)
-    dropped = [sum(len(row["dropped"]) for row in read_history(here / "runs/three" / name)) for name in NAMES]
-    assert dropped[0] == 4
-    assert found.out.splitlines()[0].endswith(f"; {sum(dropped)} updates were dropped.")
+    result = call(capsys, "run", "three.toml", "-q", *wild)
+    counts = [sum(len(row["dropped"]) for row in read_history(cwd / "runs/three" / name)) for name in NAMES]
+    assert counts[0] == 4
+    assert result.out.splitlines()[0].endswith(f"; {sum(counts)} updates were dropped.")
     again = call(capsys, "run", "three.toml", "-q", "--resume")
     assert (again.code, again.err) == (0, "")
-    assert again.out.splitlines()[0] == found.out.splitlines()[0]
+    assert again.out.splitlines()[0] == result.out.splitlines()[0]
 
 
-def test_the_folders_are_ordinary_and_say_where_they_started(capsys, here):
+def test_the_folders_are_ordinary_and_say_where_they_started(capsys, cwd):
     call(capsys, "run", "three.toml", "-q")
-    folder = here / "runs/three"
+    folder = cwd / "runs/three"
     assert sorted(p.name for p in folder.iterdir()) == [*NAMES, "pipeline.toml", "report.html"]
     assert "start" not in read_config(folder / "1-fedavg")["run"]
     assert read_config(folder / "3-finetune")["run"]["start"] == "runs/three/2-fedalt"
@@ -132,14 +132,14 @@ def test_the_folders_are_ordinary_and_say_where_they_started(capsys, here):
     # Both files run again to the same numbers: the pipeline's, and a stage's own, from the stage before.
     assert call(capsys, "run", "runs/three/pipeline.toml", "-q").out.endswith("results in runs/three-2\n")
     assert call(capsys, "run", "runs/three/3-finetune/config.toml", "-q", "--out", "last").code == 0
-    for other in (here / "runs/three-2/3-finetune", here / "last"):
+    for other in (cwd / "runs/three-2/3-finetune", cwd / "last"):
         assert read_clients(other) == read_clients(folder / "3-finetune")
 
 
-def test_options_and_assignments(capsys, here):
+def test_options_and_assignments(capsys, cwd):
     sets = ["--set", "stage.1.rounds=1", "--set", "stage.2.algorithm.personal=0.1", "--set", "stage.3.cohort=3"]
     assert call(capsys, "run", "three.toml", "-q", *sets, "--seed", 3, "--engine", "vectorised").code == 0
-    configs = [read_config(here / "runs/three" / name) for name in NAMES]
+    configs = [read_config(cwd / "runs/three" / name) for name in NAMES]
     assert [(c["run"]["rounds"], c["run"]["seed"], c["run"]["engine"]) for c in configs] == [
         (1, 3, "vectorised"),
         (3, 3, "vectorised"),
@@ -155,31 +155,31 @@ def test_assign_makes_a_table_of_a_name():
     assert tables["stage"][1]["split"] == {"name": "output_layer", "running_stats": "shared"}
 
 
-def test_killed_in_the_second_stage_and_continued(capsys, here):
+def test_killed_in_the_second_stage_and_continued(capsys, cwd):
     """A real SIGKILL from outside, once the second stage has a row of history."""
     rounds = ["--set", "stage.2.rounds=40", "--set", "stage.2.checkpoint_every=7"]
-    process = start("run", "three.toml", "-q", *rounds, cwd=here)
-    history = here / "runs/three/2-fedalt/history.jsonl"
+    process = start("run", "three.toml", "-q", *rounds, cwd=cwd)
+    history = cwd / "runs/three/2-fedalt/history.jsonl"
     limit = time.monotonic() + 300
     while not history.exists() and time.monotonic() < limit:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=300)
     assert process.returncode in (-signal.SIGKILL, 0)  # a busy machine may look up too late
-    refused(call(capsys, "run", "three.toml", "-q", *rounds, "--out", "runs/three"), "holds no run yet")
+    check_refusal(call(capsys, "run", "three.toml", "-q", *rounds, "--out", "runs/three"), "holds no run yet")
     assert call(capsys, "run", "three.toml", "-q", *rounds, "--resume").code == 0
     assert call(capsys, "run", "three.toml", "-q", *rounds, "--out", "whole").code == 0
     for name in NAMES:
-        assert read_clients(here / "runs/three" / name) == read_clients(here / "whole" / name)
+        assert read_clients(cwd / "runs/three" / name) == read_clients(cwd / "whole" / name)
         rows = [
-            [{k: v for k, v in row.items() if k != "seconds"} for row in read_history(here / folder / name)]
+            [{k: v for k, v in row.items() if k != "seconds"} for row in read_history(cwd / folder / name)]
             for folder in ("runs/three", "whole")
         ]
         assert rows[0] == rows[1]
 
 
-def test_interrupted_says_how_to_continue(here):
-    process = start("run", "three.toml", "--set", "stage.1.rounds=100000", cwd=here)
+def test_interrupted_says_how_to_continue(cwd):
+    process = start("run", "three.toml", "--set", "stage.1.rounds=100000", cwd=cwd)
     assert process.stdout is not None
     process.stdout.readline()  # the heading: the first round is done
     process.send_signal(signal.SIGINT)
@@ -189,14 +189,14 @@ def test_interrupted_says_how_to_continue(here):
     assert err.rstrip().endswith(f"interrupted; continue with: {again}")
 
 
-def test_a_single_run_from_where_another_has_ended(capsys, here):
-    (here / "own.toml").write_text(PERSONAL)
+def test_a_single_run_from_where_another_has_ended(capsys, cwd):
+    (cwd / "own.toml").write_text(PERSONAL)
     assert call(capsys, "run", "own.toml", "-q").code == 0
     text = PERSONAL.replace("rounds = 2", 'rounds = 1\nstart = "runs/own"')
-    (here / "more.toml").write_text(text)
+    (cwd / "more.toml").write_text(text)
     assert call(capsys, "run", "more.toml", "-q").code == 0
-    assert read_config(here / "runs/more")["run"]["start"] == "runs/own"
-    refused(call(capsys, "run", "more.toml", "-q", "--set", "run.start=away"), "a run folder with a config.toml")
+    assert read_config(cwd / "runs/more")["run"]["start"] == "runs/own"
+    check_refusal(call(capsys, "run", "more.toml", "-q", "--set", "run.start=away"), "a run folder with a config.toml")
 
 
 FILES = {
@@ -246,38 +246,40 @@ SETS = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_bad_files(capsys, here, case):
+def test_bad_files(capsys, cwd, case):
     text, words = FILES[case]
-    (here / "bad.toml").write_text(text)
-    before = sorted(here.rglob("*"))
-    refused(call(capsys, "run", "bad.toml"), words)
-    assert sorted(here.rglob("*")) == before
+    (cwd / "bad.toml").write_text(text)
+    before = sorted(cwd.rglob("*"))
+    check_refusal(call(capsys, "run", "bad.toml"), words)
+    assert sorted(cwd.rglob("*")) == before
 
 
 @pytest.mark.parametrize("assignment", SETS)
-def test_bad_assignments(capsys, here, assignment):
-    before = sorted(here.rglob("*"))
-    refused(call(capsys, "run", "three.toml", "--set", assignment), SETS[assignment])
-    assert sorted(here.rglob("*")) == before
+def test_bad_assignments(capsys, cwd, assignment):
+    before = sorted(cwd.rglob("*"))
+    check_refusal(call(capsys, "run", "three.toml", "--set", assignment), SETS[assignment])
+    assert sorted(cwd.rglob("*")) == before
 
 
-def test_bad_options(capsys, here):
-    refused(call(capsys, "run", "three.toml", "--rounds", 3), "--set stage.1.rounds=3")
-    refused(call(capsys, "run", "small.toml", "--set", "stage.1.rounds=3"), "for one of 0 stages")
-    refused(call(capsys, "run", "three.toml", "--resume"), "none in runs/three*")
+def test_bad_options(capsys, cwd):
+    check_refusal(call(capsys, "run", "three.toml", "--rounds", 3), "--set stage.1.rounds=3")
+    check_refusal(call(capsys, "run", "small.toml", "--set", "stage.1.rounds=3"), "for one of 0 stages")
+    check_refusal(call(capsys, "run", "three.toml", "--resume"), "none in runs/three*")
 
 
-def test_what_no_longer_fits_is_refused_on_resume(capsys, here):
+def test_what_no_longer_fits_is_refused_on_resume(capsys, cwd):
     assert call(capsys, "run", "three.toml", "-q").code == 0
     assert call(capsys, "run", "small.toml", "-q").code == 0
     again = ["run", "three.toml", "--resume"]
-    refused(
+    check_refusal(
         call(capsys, *again, "--set", "stage.2.rounds=5"), "`stage.2.rounds` must be 3, as runs/three began, got 5."
     )
-    refused(call(capsys, *again, "--set", "stage.1.algorithm.shared=1"), "`stage.1.algorithm.shared` must be 0.3")
-    refused(call(capsys, *again, "--set", "stage.2.split=norms"), "`stage.2.split.name` must be 'output_layer'")
-    refused(call(capsys, *again, "--seed", 3), "`run.seed` must be 0, as runs/three began, got 3.")
-    refused(call(capsys, *again, "--out", "runs/small"), "a folder with a pipeline.toml")
-    refused(call(capsys, "run", "small.toml", "--resume", "--out", "runs/three"), "a run folder with a config.toml")
-    (here / "three.toml").write_text(STAGED.rpartition("[[stage]]")[0])
-    refused(call(capsys, *again), "`stage` must be 3 stages, as runs/three began, got 2.")
+    check_refusal(call(capsys, *again, "--set", "stage.1.algorithm.shared=1"), "`stage.1.algorithm.shared` must be 0.3")
+    check_refusal(call(capsys, *again, "--set", "stage.2.split=norms"), "`stage.2.split.name` must be 'output_layer'")
+    check_refusal(call(capsys, *again, "--seed", 3), "`run.seed` must be 0, as runs/three began, got 3.")
+    check_refusal(call(capsys, *again, "--out", "runs/small"), "a folder with a pipeline.toml")
+    check_refusal(
+        call(capsys, "run", "small.toml", "--resume", "--out", "runs/three"), "a run folder with a config.toml"
+    )
+    (cwd / "three.toml").write_text(STAGED.rpartition("[[stage]]")[0])
+    check_refusal(call(capsys, *again), "`stage` must be 3 stages, as runs/three began, got 2.")

@@ -105,15 +105,15 @@ FEDPOP = {"shared_lr": 0.002, "prior_lr": 0.01, "samples": 2, "thinning": 2, "lo
 
 def _fedpop(batch_size=None, kernel=None, **options: Any) -> Algorithm:
     """FedPop, which has no options of SGD."""
-    kept = {key: value for key, value in options.items() if key in ("averaged", "stateful", "burn_in")}
-    return flat(mo.fedpop, kernel=kernel or mo.kernel.langevin(step=0.005), batch_size=batch_size, **FEDPOP, **kept)
+    extra = {key: value for key, value in options.items() if key in ("averaged", "stateful", "burn_in")}
+    return flat(mo.fedpop, kernel=kernel or mo.kernel.langevin(step=0.005), batch_size=batch_size, **FEDPOP, **extra)
 
 
 def _fedpop_limit(clients: Any, weights: Any, start: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Chains never rest: with their noise known, NumPy says where they are after as many rounds."""
     options = {"eta_shared": 0.002, "eta_prior": 0.01, "samples": 2, "thinning": 2, "step": 0.005, "weight": 0.5}
-    found = oracle_fedpop.Reference(clients, start["u"], start["v"], 0.0, b=1, **options).run(ROUNDS)
-    return {"u": found.u}, [{"v": np.mean(found.last[i], axis=0)} for i in range(len(clients))]
+    end = oracle_fedpop.Reference(clients, start["u"], start["v"], 0.0, b=1, **options).run(ROUNDS)
+    return {"u": end.u}, [{"v": np.mean(end.last[i], axis=0)} for i in range(len(clients))]
 
 
 def _body(model: nn.Module) -> Split:
@@ -136,10 +136,10 @@ def _online(build: Callable[..., Algorithm], **rates: Any) -> Callable[..., Algo
     Their server steps along the sum over clients, weighted by examples: 30 of them where ends are compared.
     """
 
-    def made(momentum: float = 0.0, weight_decay: float = 0.0, clip: float | None = None, **o: Any) -> Algorithm:
+    def make(momentum: float = 0.0, weight_decay: float = 0.0, clip: float | None = None, **o: Any) -> Algorithm:
         return flat(build, **rates, **o)
 
-    return made
+    return make
 
 
 def _normalised_limit(clients: Any, weights: Any, start: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -259,13 +259,13 @@ TABLE = [
     *(
         Row(
             "fedspa",
-            lambda made=made, **o: flat(mo.fedspa, lr=0.1, **{"density": 0.6, "weighting": "examples", **made, **o}),
+            lambda extra=extra, **o: flat(mo.fedspa, lr=0.1, **{"density": 0.6, "weighting": "examples", **extra, **o}),
             {"steps": 1, "density": 1.0},
             (),
             mo.split.nothing,
             variant=variant,
         )
-        for variant, made in (("", {}), ("-rsm", {"search": "rsm", "masks": "different", "densities": "uniform"}))
+        for variant, extra in (("", {}), ("-rsm", {"search": "rsm", "masks": "different", "densities": "uniform"}))
     ),
     Row(
         "sub_fedavg",

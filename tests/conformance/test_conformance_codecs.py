@@ -32,19 +32,25 @@ def test_every_algorithm_runs_and_pays_for_what_is_packed(row, codec):
     FedSpa's clients find a new mask in the first of two rounds, which goes up beside: a bit for each weight.
     """
     net = mo.models.mlp(4, 3, hidden=(5,), seed=2)
-    seen, sent = [], []
+    uploads, messages = [], []
 
     def encode(upload, rng):
-        seen.append({name: p.clone() for name, p in upload.items()})
+        uploads.append({name: p.clone() for name, p in upload.items()})
         packed = codec.encode(upload, rng)
-        sent.append(packed)
+        messages.append(packed)
         return packed
 
-    watched = replace(codec, encode=encode)
+    recorder = replace(codec, encode=encode)
     run = mo.fit(
-        net, DATA, row.build(), split=row.split(net), rounds=2, engine="sequential", settings=mo.Settings(codec=watched)
+        net,
+        DATA,
+        row.build(),
+        split=row.split(net),
+        rounds=2,
+        engine="sequential",
+        settings=mo.Settings(codec=recorder),
     )
-    assert len(seen) == 2 * 3
+    assert len(uploads) == 2 * 3
     algorithm = row.build()
     layout = declare_layouts(run._loop.problem, algorithm)[1]
     plain = {name: p for name, p in layout.items() if algorithm.wire.uncompressed(name)}
@@ -56,8 +62,8 @@ def test_every_algorithm_runs_and_pays_for_what_is_packed(row, codec):
         active = {n: torch.zeros(k) for n, k in layer_counts(layout, 0.6, "erk").items()}
         masks = 3 * (len(pack({**layout, **active, **bits})) - len(pack({**layout, **active})))
         assert masks > 3 * sum(len(b) for b in bits.values())
-    assert run.ledger["up_payload"] == sum(len(pack({**packed, **plain})) for packed in sent) + masks
+    assert run.ledger["up_payload"] == sum(len(pack({**packed, **plain})) for packed in messages) + masks
     rest = {n: p.shape for n, p in layout.items() if n not in plain}
-    assert all({n: p.shape for n, p in upload.items()} == rest for upload in seen)
+    assert all({n: p.shape for n, p in upload.items()} == rest for upload in uploads)
     assert run.ledger["up_payload"] < 6 * len(pack(layout))
     assert all(np.isfinite(each["loss"]) for each in run.clients)

@@ -51,8 +51,8 @@ def test_types_keys_shapes_dtypes(row, dtype, engine):
     results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     for update, state in results:
         assert isinstance(update, ClientUpdate)
-        sent = update.upload
-        assert {n: (p.shape, p.dtype) for n, p in sent.items()} == {n: (p.shape, p.dtype) for n, p in up.items()}
+        upload = update.upload
+        assert {n: (p.shape, p.dtype) for n, p in upload.items()} == {n: (p.shape, p.dtype) for n, p in up.items()}
         assert {p.dtype for p in up.values() if p.is_floating_point()} <= {dtype}
         assert update.weight.shape == ()
         assert update.info["loss"].shape == ()
@@ -74,19 +74,19 @@ def test_types_keys_shapes_dtypes(row, dtype, engine):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_inputs_are_unchanged(row, engine):
     problem, algorithm, server, received, jobs = begin(row)
-    watched = {
+    recorder = {
         "received": received,
         "states": [j.state for j in jobs],
         "server": server,
         "columns": problem.columns,
         "init": problem.task.init,
     }
-    before = copy.deepcopy(watched)
+    before = copy.deepcopy(recorder)
     results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     uploads = copy.deepcopy([u for u, _ in results])
     next_server(algorithm, server, [u for u, _ in results])
     serve(engine, problem, algorithm.adapt, jobs, received, RoundInfo())
-    for (path, a), b in zip(tree.leaves(before).items(), tree.leaves(watched).values(), strict=True):
+    for (path, a), b in zip(tree.leaves(before).items(), tree.leaves(recorder).values(), strict=True):
         assert torch.equal(a, b), path
     for (path, a), b in zip(tree.leaves(uploads).items(), tree.leaves([u for u, _ in results]).values(), strict=True):
         assert torch.equal(a, b), path
@@ -99,20 +99,20 @@ def test_a_later_round_does_not_edit_what_an_earlier_one_returned(row, engine):
     problem, algorithm, server, received, jobs = begin(row)
     first = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
     server = next_server(algorithm, server, [u for u, _ in first])
-    kept = copy.deepcopy((first, server))
+    copies = copy.deepcopy((first, server))
     states = [s for _, s in first]
     jobs = problem.make_jobs(algorithm.phases, range(3), states, "train", 1, part="train")
     second = serve(engine, problem, algorithm.client_update, jobs, algorithm.broadcast(server), RoundInfo(1))
     next_server(algorithm, server, [u for u, _ in second])
-    for (path, a), b in zip(tree.leaves(kept).items(), tree.leaves((first, server)).values(), strict=True):
+    for (path, a), b in zip(tree.leaves(copies).items(), tree.leaves((first, server)).values(), strict=True):
         assert torch.equal(a, b), path
     # and the second round did move something, or the test would say nothing
-    moved = zip(
+    pairs = zip(
         tensors([s for _, s in first], [u for u, _ in first]),
         tensors([s for _, s in second], [u for u, _ in second]),
         strict=True,
     )
-    assert any(not torch.equal(a, b) for a, b in moved)
+    assert any(not torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
@@ -121,8 +121,8 @@ def test_two_clients_of_one_cohort_share_no_memory(row):
     results = serve(Sequential, problem, algorithm.client_update, jobs, received, RoundInfo())
 
     def own(result):  # a client that keeps nothing hands back the state that all begin with
-        kept = result[1] if algorithm.stateful else ()
-        return {x.data_ptr() for x in tensors(result[0].upload, kept)}
+        state = result[1] if algorithm.stateful else ()
+        return {x.data_ptr() for x in tensors(result[0].upload, state)}
 
     assert not own(results[0]) & own(results[1])
     inputs = {x.data_ptr() for x in tensors(received, [j.state for j in jobs])}
@@ -132,7 +132,7 @@ def test_two_clients_of_one_cohort_share_no_memory(row):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_weights_are_what_the_option_says(row):
     """Sizes 5, 1, 9 in batches of 2 are 3, 1 and 5 batches."""
-    wanted = {"examples": [5, 1, 9], "batches": [3, 1, 5], "uniform": [1, 1, 1]}
+    weights = {"examples": [5, 1, 9], "batches": [3, 1, 5], "uniform": [1, 1, 1]}
     for option in row.weightings():
         problem = mlp_problem(row)
         algorithm = row.build(batch_size=2, **option)
@@ -142,7 +142,7 @@ def test_weights_are_what_the_option_says(row):
         for engine in ENGINES:
             results = serve(engine, problem, algorithm.client_update, jobs, received, RoundInfo())
             name = option.get("weighting", "uniform" if row.alike else "examples")
-            assert [float(u.weight) for u, _ in results] == wanted[name]
+            assert [float(u.weight) for u, _ in results] == weights[name]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=engine_name)

@@ -38,13 +38,13 @@ def results(row, engine, dtype=torch.float32, order=None, rounds=2, sizes=SIZES,
     for t in range(rounds):
         jobs = problem.make_jobs(algorithm.phases, range(len(sizes)), states, "train", t, part="train")
         received = algorithm.broadcast(server)
-        shuffled = serve(
+        answers = serve(
             engine, problem, algorithm.client_update, [jobs[i] for i in order], received, RoundInfo(t, scale=0.5)
         )
-        found = [shuffled[i] for i in np.argsort(order)]
-        states = [s for _, s in found]
-        server = next_server(algorithm, server, [u for u, _ in found])
-    return found, server
+        pairs = [answers[i] for i in np.argsort(order)]
+        states = [s for _, s in pairs]
+        server = next_server(algorithm, server, [u for u, _ in pairs])
+    return pairs, server
 
 
 @cache
@@ -124,8 +124,8 @@ def test_a_client_does_not_depend_on_the_cohort_around_it(row, engine):
 @pytest.mark.parametrize("row", TABLE, ids=NAMES)
 def test_results_stand_in_the_order_of_the_jobs(row):
     """The engine sorts clients by length inside; the sizes 1, 38, 2, ... come back as examples in that order."""
-    found, _ = results(row, partial(Vectorised, block=3), rounds=1)
+    block, _ = results(row, partial(Vectorised, block=3), rounds=1)
     # All weigh the same in some algorithms; then it is the order of the samples' own draws that tells.
-    assert [float(u.weight) for u, _ in found] == [1.0 if row.alike else float(n) for n in SIZES]
-    alone, _ = results(row, Sequential, rounds=1)
-    agree([s for _, s in alone], [s for _, s in found], 1e-5)
+    assert [float(u.weight) for u, _ in block] == [1.0 if row.alike else float(n) for n in SIZES]
+    reference, _ = results(row, Sequential, rounds=1)
+    agree([s for _, s in reference], [s for _, s in block], 1e-5)

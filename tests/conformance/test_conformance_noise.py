@@ -62,9 +62,9 @@ def test_noise_reaches_everything_that_goes_up(row):
 
 @pytest.mark.parametrize("row", [row for name, row in ROWS.items() if name not in JOINED], ids=lambda row: row.name)
 def test_others_refuse_in_one_line(row):
-    with pytest.raises(mo.MoietyError, match="`privacy` must be left out for") as caught:
+    with pytest.raises(mo.MoietyError, match="`privacy` must be left out for") as error:
         fit(row, row.build(), mo.privacy.gaussian(clip=1.0, noise=0.5, delta=1e-3))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_most_have_it():

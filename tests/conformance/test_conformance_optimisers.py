@@ -19,21 +19,21 @@ from moiety.errors import MoietyError
 DOCS = Path(__file__).parents[2] / "docs" / "local-work.md"
 PULLED = mo.sgd(0.1, pull=1.0)
 ANY = {
-    "fedavg": lambda how, kept: mo.fedavg(shared=how),
-    "local_only": lambda how, kept: mo.local_only(personal=kept),
-    "fedalt": lambda how, kept: mo.fedalt(shared=how, personal=kept),
-    "fedsim": lambda how, kept: mo.fedsim(shared=how, personal=kept),
-    "finetune": lambda how, kept: mo.finetune(personal=kept),
-    "ditto": lambda how, kept: mo.ditto(shared=how, personal=replace(how, pull=0.5)),
-    "pfedme": lambda how, kept: mo.pfedme(shared=mo.sgd(0.1, batch_size=16), personal=mo.adamw(0.01, pull=0.5)),
-    "ffgg": lambda how, kept: mo.ffgg(shared=0.1, personal=how),
-    "local_ffgg": lambda how, kept: mo.local_ffgg(shared=0.1, personal=0.1, solver=how),
-    "fedspa": lambda how, kept: mo.fedspa(shared=how),
-    "subsampling": lambda how, kept: mo.subsampling(shared=how),
-    "sub_fedavg": lambda how, kept: mo.sub_fedavg(shared=replace(how, lr_decay="constant", epochs=2)),
-    "fedrep": lambda how, kept: mo.fedrep(shared=how, personal=kept),
-    "fedper": lambda how, kept: mo.fedper(shared=how, personal=kept),
-    "lg_fedavg": lambda how, kept: mo.lg_fedavg(shared=how, personal=kept),
+    "fedavg": lambda how, stateful: mo.fedavg(shared=how),
+    "local_only": lambda how, stateful: mo.local_only(personal=stateful),
+    "fedalt": lambda how, stateful: mo.fedalt(shared=how, personal=stateful),
+    "fedsim": lambda how, stateful: mo.fedsim(shared=how, personal=stateful),
+    "finetune": lambda how, stateful: mo.finetune(personal=stateful),
+    "ditto": lambda how, stateful: mo.ditto(shared=how, personal=replace(how, pull=0.5)),
+    "pfedme": lambda how, stateful: mo.pfedme(shared=mo.sgd(0.1, batch_size=16), personal=mo.adamw(0.01, pull=0.5)),
+    "ffgg": lambda how, stateful: mo.ffgg(shared=0.1, personal=how),
+    "local_ffgg": lambda how, stateful: mo.local_ffgg(shared=0.1, personal=0.1, solver=how),
+    "fedspa": lambda how, stateful: mo.fedspa(shared=how),
+    "subsampling": lambda how, stateful: mo.subsampling(shared=how),
+    "sub_fedavg": lambda how, stateful: mo.sub_fedavg(shared=replace(how, lr_decay="constant", epochs=2)),
+    "fedrep": lambda how, stateful: mo.fedrep(shared=how, personal=stateful),
+    "fedper": lambda how, stateful: mo.fedper(shared=how, personal=stateful),
+    "lg_fedavg": lambda how, stateful: mo.lg_fedavg(shared=how, personal=stateful),
 }
 """What makes each algorithm of an optimiser, and of one that keeps its state."""
 PLAIN = {
@@ -58,9 +58,9 @@ ONLINE = {"glocal_sgd", "central", "independent"}
 def test_engines_agree(name):
     """On clients of unequal size, in two rounds, with micro-batches and a rate that decays."""
     how = mo.adamw(0.01, epochs=1, batch_size=8, accumulate=2, lr_decay="cosine")
-    kept = replace(how, keep_state=True)
+    stateful = replace(how, keep_state=True)
     row = next(row for row in TABLE if row.name == name)
-    row = replace(row, build=lambda batch_size: ANY[name](how, kept))
+    row = replace(row, build=lambda batch_size: ANY[name](how, stateful))
     one, other = (results(row, engine, torch.float64) for engine in (Sequential, partial(Vectorised, block=3)))
     agree(one, other, 1e-10)
 

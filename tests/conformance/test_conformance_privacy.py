@@ -41,13 +41,13 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path, monkeypatch):
         return Exchange.receive(exchange, received, clients, results, t)
 
     monkeypatch.setattr("moiety.loop.round.Exchange", type("Watched", (Exchange,), {"receive": receive}))
-    watched = replace(inner, broadcast=broadcast)
-    run = mo.fit(net, DATA, watched, split=split, rounds=2, engine="sequential", out=tmp_path / "run")
+    recorder = replace(inner, broadcast=broadcast)
+    run = mo.fit(net, DATA, recorder, split=split, rounds=2, engine="sequential", out=tmp_path / "run")
     assert down
     assert len(up) == 2 * 3
     downwards, upwards = declare_layouts(run._loop.problem, inner)
-    assert all(set(sent) == set(downwards) for sent in down)
-    assert all(set(sent) == set(upwards) for sent in up)
+    assert all(set(params) == set(downwards) for params in down)
+    assert all(set(params) == set(upwards) for params in up)
     assert not set(split.personal) & {*downwards, *upwards}
     if inner.wire.layout is None:
         assert set(downwards) == set(split.shared)
@@ -56,15 +56,15 @@ def test_personal_names_stay_away_from_the_server(row, tmp_path, monkeypatch):
     assert len(checkpoints) == 1
     with safe_open(checkpoints[0], framework="pt") as file:
         keys = list(file.keys())
-        stored = [file.get_tensor(key) for key in keys]
+        tensors = [file.get_tensor(key) for key in keys]
     assert not [k for k in keys for name in split.personal if name in k]
     assert {k.removeprefix("shared/") for k in keys if k.startswith("shared/")} == set(split.shared)
     # No tensor that crossed or that the server has equals one that a client keeps, whatever the names.
     server = tree.leaves(run._loop.progress.server)
-    seen = {values(x) for x in [*stored, *server.values(), *(x for sent in down + up for x in sent.values())]}
+    contents = {values(x) for x in [*tensors, *server.values(), *(x for params in down + up for x in params.values())]}
     for state in run._loop.progress.store.get(range(3)):
-        for path, kept in tree.leaves(state).items():
-            assert kept.dtype == torch.bool or values(kept) not in seen, path
+        for path, leaf in tree.leaves(state).items():
+            assert leaf.dtype == torch.bool or values(leaf) not in contents, path
 
 
 def values(x):

@@ -48,10 +48,10 @@ def everything(row, make, dtype=torch.float32, sizes=SIZES, rounds=2):
     try:
         for t in range(rounds):
             jobs = problem.make_jobs(algorithm.phases, range(len(sizes)), states, "train", t, part="train")
-            found = engine.map("train", jobs, algorithm.broadcast(server), RoundInfo(t, scale=0.5))
-            found = [tree.map_leaves(torch.clone, result) for result in found]
-            states = [s for _, s, _ in found]
-            server = next_server(algorithm, server, [u for u, _, _ in found])
+            results = engine.map("train", jobs, algorithm.broadcast(server), RoundInfo(t, scale=0.5))
+            results = [tree.map_leaves(torch.clone, result) for result in results]
+            states = [s for _, s, _ in results]
+            server = next_server(algorithm, server, [u for u, _, _ in results])
         clients = problem.data.sizes("train").nonzero()[0]
         scores = evaluate(
             problem,
@@ -65,7 +65,7 @@ def everything(row, make, dtype=torch.float32, sizes=SIZES, rounds=2):
         ).rows
     finally:
         engine.close()
-    return (found, server), scores
+    return (results, server), scores
 
 
 def same(one, other):

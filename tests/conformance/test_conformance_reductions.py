@@ -77,9 +77,9 @@ def test_local_only_is_plain_sgd_and_k_rounds_of_e_epochs_are_ke_epochs(engine, 
     algorithm = flat(mo.local_only, lr=0.1, epochs=2, **COMMON, **options)
     run = mo.fit(model(), DATA, algorithm, rounds=3, engine=engine, settings=mo.Settings(evaluate_every=3))
     for client in range(len(SIZES)):
-        wanted = plain_sgd(model(), client, epochs=6, lr=0.1, **options)
+        expected = plain_sgd(model(), client, epochs=6, lr=0.1, **options)
         for name, p in run.parameters(client).items():
-            torch.testing.assert_close(p, wanted[name], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(p, expected[name], rtol=1e-10, atol=1e-12)
 
 
 def test_local_only_with_momentum_is_plain_sgd_within_a_round():
@@ -88,9 +88,9 @@ def test_local_only_with_momentum_is_plain_sgd_within_a_round():
         model(), DATA, flat(mo.local_only, lr=0.1, epochs=4, **COMMON, **options), rounds=1, engine="sequential"
     )
     for client in range(len(SIZES)):
-        wanted = plain_sgd(model(), client, epochs=4, lr=0.1, **options)
+        expected = plain_sgd(model(), client, epochs=4, lr=0.1, **options)
         for name, p in run.parameters(client).items():
-            torch.testing.assert_close(p, wanted[name], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(p, expected[name], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("build", [mo.fedalt, mo.fedsim], ids=["fedalt", "fedsim"])
@@ -100,9 +100,9 @@ def test_everything_personal_makes_fedalt_and_fedsim_local_training(build):
     algorithm = flat(build, shared_lr=0.7, personal_lr=0.1, **COMMON)
     run = mo.fit(net, DATA, algorithm, split=mo.split.everything(net), rounds=3, engine="sequential")
     for client in range(len(SIZES)):
-        wanted = plain_sgd(model(), client, epochs=3, lr=0.1)
+        expected = plain_sgd(model(), client, epochs=3, lr=0.1)
         for name, p in run.parameters(client).items():
-            torch.testing.assert_close(p, wanted[name], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(p, expected[name], rtol=1e-10, atol=1e-12)
 
 
 def test_everything_personal_still_reports_a_training_loss():
@@ -110,8 +110,8 @@ def test_everything_personal_still_reports_a_training_loss():
     net = model()
     algorithm = flat(mo.fedalt, shared_lr=0.1, personal_lr=0.1, **COMMON)
     run = mo.fit(net, DATA, algorithm, split=mo.split.everything(net), rounds=1, engine="sequential")
-    found = run.history[-1]["train_loss"]
-    assert found is None or 0.5 < found < 3
+    loss = run.history[-1]["train_loss"]
+    assert loss is None or 0.5 < loss < 3
 
 
 def test_everything_personal_with_an_adaptive_server_has_nothing_to_move_at_the_server():
@@ -135,18 +135,18 @@ def test_everything_personal_with_an_adaptive_server_has_nothing_to_move_at_the_
 @pytest.mark.parametrize("build", [mo.fedalt, mo.fedsim], ids=["fedalt", "fedsim"])
 def test_one_client_and_full_batches_is_centralised_training(build):
     """A federation of one: FedSim is SGD on both layers at their own rates, FedAlt alternates them."""
-    alone = federated(image_clients([13], seed=3))
+    data = federated(image_clients([13], seed=3))
     net = model()
     split = mo.split.by_name(net, personal=["head"])
     run = mo.fit(
         net,
-        alone,
+        data,
         flat(build, shared_lr=0.1, personal_lr=0.3, batch_size=13),
         split=split,
         rounds=4,
         engine="sequential",
     )
-    x, y = torch.tensor(alone.columns["x"], dtype=torch.float64), torch.tensor(alone.columns["y"])
+    x, y = torch.tensor(data.columns["x"], dtype=torch.float64), torch.tensor(data.columns["y"])
     mine = model()
     head, body = list(mine.head.parameters()), list(mine.hidden1.parameters())
     both = [{"params": head, "lr": 0.3}, {"params": body, "lr": 0.1}]

@@ -41,15 +41,15 @@ def test_usable_with_every_algorithm(row, aggregator):
     attack = {"attack": mo.attack.inner_product_manipulation(epsilon=10.0), "attackers": [2]}
 
     def shared(aggregator, **more):
-        found = mo.fit(
+        params = mo.fit(
             model, data, algorithm, **with_settings(**how, **more, aggregator=aggregator)
         ).shared_parameters()
-        return torch.cat([p.reshape(-1) for p in found.values()])
+        return torch.cat([p.reshape(-1) for p in params.values()])
 
-    alone, plain, robust = shared(MEAN), shared(MEAN, **attack), shared(aggregator, **attack)
-    gap = float((plain - alone).norm())
+    honest, plain, robust = shared(MEAN), shared(MEAN, **attack), shared(aggregator, **attack)
+    gap = float((plain - honest).norm())
     assert gap > 0.01
-    if torch.allclose(shared(mo.aggregator.median()), alone, rtol=0, atol=1e-6):
-        torch.testing.assert_close(robust, alone, rtol=0, atol=1e-6)
+    if torch.allclose(shared(mo.aggregator.median()), honest, rtol=0, atol=1e-6):
+        torch.testing.assert_close(robust, honest, rtol=0, atol=1e-6)
     else:
-        assert float((robust - alone).norm()) < gap / 3
+        assert float((robust - honest).norm()) < gap / 3

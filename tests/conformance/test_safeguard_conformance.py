@@ -47,20 +47,20 @@ def test_clients_are_served_what_they_chose(row):
         with pytest.raises(mo.MoietyError, match="`safeguard` must be left out for an algorithm without a personal"):
             train(safeguard=True)
         return
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         guarded = train(safeguard=True)
-    told = [each for each in heard if "which may be worse than one model for all" in str(each.message)]
-    assert bool(told) == (row.name in PARTIAL)
+    matches = [each for each in records if "which may be worse than one model for all" in str(each.message)]
+    assert bool(matches) == (row.name in PARTIAL)
     choices = guarded.choices
     assert set(choices) == set(map(str, FED.ids))
     for at, (client, each) in enumerate(choices.items()):
         rows = FED.at(at, "test")
         shared, own = softmax(plain.export()(torch.as_tensor(rows["x"]))), plain.predict_proba(client, rows["x"])
-        wanted = (1 - each.weight) * shared + each.weight * own
-        assert np.allclose(guarded.predict_proba(client, rows["x"]), wanted, atol=1e-6)
+        expected = (1 - each.weight) * shared + each.weight * own
+        assert np.allclose(guarded.predict_proba(client, rows["x"]), expected, atol=1e-6)
         metric = guarded.clients[at]["metric"]
         if algorithm.posterior is None:  # a row scores a single model, predictions average draws
-            assert metric == pytest.approx(np.mean(wanted.argmax(1) == rows["y"]))
+            assert metric == pytest.approx(np.mean(expected.argmax(1) == rows["y"]))
     # The same choice by hand: the rule looks at nothing but training and validation rows.
     assert all(0 <= each.weight <= 1 and each.risk <= 0.1 for each in choices.values() if each.weight)

@@ -38,19 +38,19 @@ def make_batches(sizes: list[int], seed: int, shape=(FEATURES,), labels=None) ->
     return batches
 
 
-def train_by_torch(module, batches, trained, *, decay=0.0, pull=0.0, momentum=0.0, loss_of=None):
+def train_by_torch(module, batches, names, *, decay=0.0, pull=0.0, momentum=0.0, loss_of=None):
     """The parameters after ``torch.optim.SGD``; ``loss_of(module, batch)`` is cross-entropy by default."""
     loss_of = loss_of or (lambda module, batch: functional.cross_entropy(module(batch["x"]), batch["y"]))
     module = copy.deepcopy(module)
     centre = {n: torch.full_like(p, 0.5) for n, p in module.named_parameters()}
     for name, p in module.named_parameters():
-        p.requires_grad_(name in trained)
-    chosen = {n: p for n, p in module.named_parameters() if n in trained}
-    optimiser = torch.optim.SGD(chosen.values(), lr=LR, weight_decay=decay, momentum=momentum)
+        p.requires_grad_(name in names)
+    params = {n: p for n, p in module.named_parameters() if n in names}
+    optimiser = torch.optim.SGD(params.values(), lr=LR, weight_decay=decay, momentum=momentum)
     for batch in batches:
         optimiser.zero_grad()
         loss = loss_of(module, batch)
-        loss = loss + sum(pull / 2 * (p - centre[n]).square().sum() for n, p in chosen.items())
+        loss = loss + sum(pull / 2 * (p - centre[n]).square().sum() for n, p in params.items())
         loss.backward()
         optimiser.step()
     return {n: p.detach() for n, p in module.named_parameters()}
@@ -63,18 +63,18 @@ def work_for(module, gradient, loss="cross_entropy", **options):
     return Work(task=task, gradient=gradient, examples=torch.tensor(1.0, dtype=torch.float64), **common)
 
 
-def train_single(module, batches, trained, how, **options):
+def train_single(module, batches, names, how, **options):
     """One client: its model, and the mean loss."""
     work = work_for(module, autograd_gradient, **options)
     centre = {n: torch.full_like(p, 0.5) for n, p in work.task.init.items()}
     before = {n: p.clone() for n, p in work.task.init.items()}
     with torch.no_grad():
-        new, loss = train(work, work.task.init, batches, {trained: how}, centre=centre)
+        new, loss = train(work, work.task.init, batches, {names: how}, centre=centre)
     assert all(torch.equal(p, before[n]) for n, p in work.task.init.items()), "the given model is not changed"
     return new, loss
 
 
-def train_block(module, trained, how, shape=(FEATURES,), labels=None, **options):
+def train_block(module, names, how, shape=(FEATURES,), labels=None, **options):
     """The clients of ``SIZES`` side by side; what a client computes from padding alone is not finite."""
     work = work_for(module, block_gradient, **options)
     centre = {n: torch.full_like(p, 0.5) for n, p in work.task.init.items()}
@@ -88,7 +88,7 @@ def train_block(module, trained, how, shape=(FEATURES,), labels=None, **options)
 
     def one(x, y, mask):
         batches = [{"x": x[k], "y": y[k], "mask": mask[k]} for k in range(3)]
-        return train(work, work.task.init, batches, {trained: how}, centre=centre)
+        return train(work, work.task.init, batches, {names: how}, centre=centre)
 
     with torch.no_grad():
         return vmap(one)(x, y, mask)

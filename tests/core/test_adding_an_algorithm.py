@@ -70,9 +70,9 @@ def test_python_the_command_and_a_file_know_it(house):
     env = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS")}
     env["PYTHONPATH"] = str(house)
     words = [sys.executable, "-c", PROGRAM.format(folder=str(house))]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=house, env=env, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = [line.split() for line in done.stdout.partition("listed\n")[0].splitlines()]
+    process = subprocess.run(words, capture_output=True, text=True, cwd=house, env=env, timeout=600)
+    assert (process.returncode, process.stderr) == (0, "")
+    rows = [line.split() for line in process.stdout.partition("listed\n")[0].splitlines()]
     assert [row[0] for row in rows if row].count("mine") == 1
     config = tomllib.loads((house / "runs" / "first" / "config.toml").read_text(encoding="utf-8"))
     assert config["algorithm"] == {"name": "mine", "shared": {"name": "sgd", "lr": 0.1, "steps": 2}}

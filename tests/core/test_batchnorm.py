@@ -54,21 +54,21 @@ def test_shared_statistics_are_the_weighted_mean():
 def test_shared_statistics_go_on_from_the_servers():
     """Second round: 0.9 * 0.32 + 0.2 = 0.488 and 0.9 * 0.32 + 0.4 = 0.688; (2 * 0.488 + 3 * 0.688) / 5 = 0.608."""
     run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model(), running_stats="shared"), rounds=2)
-    found = values(run.shared_parameters())
-    assert found[0] == pytest.approx(0.608, rel=1e-12)
-    assert found[1] == pytest.approx(0.9 * 2.24 + 0.1 * (2 * 2 + 3 * 21) / 5, rel=1e-12)
-    assert found[2] == 2
+    statistics = values(run.shared_parameters())
+    assert statistics[0] == pytest.approx(0.608, rel=1e-12)
+    assert statistics[1] == pytest.approx(0.9 * 2.24 + 0.1 * (2 * 2 + 3 * 21) / 5, rel=1e-12)
+    assert statistics[2] == 2
 
 
 @pytest.mark.parametrize(
     "server", [mo.server.adam(lr=0.5), mo.server.yogi(lr=0.5), mo.server.sgd(lr=0.5, momentum=0.9)]
 )
 def test_shared_statistics_never_go_through_the_servers_optimiser(server):
-    for rounds, wanted in ((1, 0.32), (2, 0.608)):
+    for rounds, mean in ((1, 0.32), (2, 0.608)):
         run = fit(
             mo.fedavg(shared=0.1, server=server), mo.split.nothing(model(), running_stats="shared"), rounds=rounds
         )
-        assert float(run.shared_parameters()[MEAN]) == pytest.approx(wanted, rel=1e-12)
+        assert float(run.shared_parameters()[MEAN]) == pytest.approx(mean, rel=1e-12)
 
 
 def test_personal_statistics_stay_with_their_client():
@@ -84,10 +84,10 @@ def test_personal_statistics_stay_with_their_client():
 def test_personal_statistics_of_a_client_that_is_not_asked_do_not_move():
     records = []
     run = fit(mo.fedavg(shared=0.1), mo.split.nothing(model()), cohort=1, callbacks=[lambda run, r: records.append(r)])
-    (asked,) = records[0].cohort
-    wanted = {0: [0.2, 1.1, 1], 1: [0.4, 3.0, 1]}[asked]
-    assert values(run.parameters(asked)) == pytest.approx(wanted, rel=1e-12)
-    assert values(run.parameters(1 - asked)) == [0.0, 1.0, 0]
+    (client,) = records[0].cohort
+    expected = {0: [0.2, 1.1, 1], 1: [0.4, 3.0, 1]}[client]
+    assert values(run.parameters(client)) == pytest.approx(expected, rel=1e-12)
+    assert values(run.parameters(1 - client)) == [0.0, 1.0, 0]
 
 
 @pytest.mark.parametrize("running_stats", ["personal", "shared"])
@@ -98,11 +98,11 @@ def test_fedalt_moves_them_in_both_phases(running_stats):
     """
     split = mo.split.by_name(model(), personal=["head"], running_stats=running_stats)
     run = fit(mo.fedalt(shared=0.1, personal=0.1), split)
-    found = [values(run.parameters(c))[::2] for c in ("ann", "bob")]
+    statistics = [values(run.parameters(c))[::2] for c in ("ann", "bob")]
     if running_stats == "personal":
-        assert np.array(found) == pytest.approx(np.array([[0.38, 2], [0.76, 2]]), rel=1e-12)
+        assert np.array(statistics) == pytest.approx(np.array([[0.38, 2], [0.76, 2]]), rel=1e-12)
     else:
-        assert np.array(found) == pytest.approx(np.array([[0.608, 2], [0.608, 2]]), rel=1e-12)
+        assert np.array(statistics) == pytest.approx(np.array([[0.608, 2], [0.608, 2]]), rel=1e-12)
 
 
 def test_fedalt_without_a_personal_parameter_has_one_phase_only():
@@ -169,14 +169,14 @@ def test_instance_norm_with_running_statistics_is_refused_or_right(running_stats
     data = federated([{"x": x[:3], "y": y[:3]}, {"x": x, "y": y}])
     net = Instance()
     split = mo.split.nothing(net, running_stats=running_stats)
-    wanted = [0.1, 0.15] if running_stats == "personal" else [(3 * 0.1 + 4 * 0.15) / 7] * 2
+    means = [0.1, 0.15] if running_stats == "personal" else [(3 * 0.1 + 4 * 0.15) / 7] * 2
     for engine in ("sequential", "vectorised"):
         try:
             run = mo.fit(net, data, mo.fedavg(shared=0.1), split=split, rounds=1, engine=engine)
         except MoietyError:
             assert engine == "vectorised"
             continue
-        assert [float(run.parameters(c)[MEAN]) for c in (0, 1)] == pytest.approx(wanted, rel=1e-5), engine
+        assert [float(run.parameters(c)[MEAN]) for c in (0, 1)] == pytest.approx(means, rel=1e-5), engine
 
 
 def test_a_client_that_batchnorm_cannot_train_on_is_named():

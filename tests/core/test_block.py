@@ -51,15 +51,15 @@ def test_every_client_gets_the_gradient_of_its_own_loss(numbers, common):
 
     axes = {n: None if n in common else 0 for n in params}
     with torch.no_grad():
-        gradients, losses, changed = vmap(one, in_dims=(axes, 0, 0))(params, x, y)
+        gradients, losses, buffers = vmap(one, in_dims=(axes, 0, 0))(params, x, y)
     for i in range(CLIENTS):
         own = {n: p if n in common else p[i] for n, p in params.items()}
         expected, value = run_one(own, x[i], y[i])
         for name, gradient in expected.items():
             torch.testing.assert_close(gradients[name][i], gradient)
         torch.testing.assert_close(losses[i], value)
-        torch.testing.assert_close(changed["seen"][i], x[i].mean())
-    assert not any(t.requires_grad for t in tree.values((gradients, losses, changed)))
+        torch.testing.assert_close(buffers["seen"][i], x[i].mean())
+    assert not any(t.requires_grad for t in tree.values((gradients, losses, buffers)))
 
 
 def test_what_the_loss_does_not_depend_on_has_gradient_zero(numbers):
@@ -80,8 +80,8 @@ def test_what_the_loss_does_not_depend_on_has_gradient_zero(numbers):
 def test_clients_along_another_axis(numbers):
     a = numbers(3, CLIENTS)
     with torch.no_grad():
-        found = vmap(lambda p: block_gradient(lambda q: (q["a"].pow(3).sum(), {}), {"a": p})[0]["a"], in_dims=1)(a)
-    torch.testing.assert_close(found, 3 * a.square().t())
+        gradient = vmap(lambda p: block_gradient(lambda q: (q["a"].pow(3).sum(), {}), {"a": p})[0]["a"], in_dims=1)(a)
+    torch.testing.assert_close(gradient, 3 * a.square().t())
 
 
 def test_inside_another_transform_it_can_be_differentiated(numbers):
@@ -116,8 +116,8 @@ def test_linear_layers_are_the_same_function_in_a_block(numbers, bias):
             own = {n.removeprefix("0."): p[i].clone().requires_grad_() for n, p in params.items()}
             expected = functional.linear(x[i], own["weight"], own.get("bias"))
             torch.testing.assert_close(outputs[i], expected)
-            found = torch.autograd.grad((expected * up[i]).sum(), list(own.values()))
-            for name, gradient in zip(own, found, strict=True):
+            slopes = torch.autograd.grad((expected * up[i]).sum(), list(own.values()))
+            for name, gradient in zip(own, slopes, strict=True):
                 torch.testing.assert_close(gradients[f"0.{name}"][i], gradient)
         if len(rows) == 1:
             assert gradients["0.weight"].is_contiguous()
@@ -133,15 +133,15 @@ def test_outside_a_block_a_linear_layer_is_as_it_was(numbers):
 
 def test_cross_entropy_is_that_of_torch(numbers):
     output, y = 30 * numbers(CLIENTS, ROWS, CLASSES), torch.randint(CLASSES, (CLIENTS, ROWS))
-    found = vmap(cross_entropy)(output, y)
+    losses = vmap(cross_entropy)(output, y)
     for i in range(CLIENTS):
-        torch.testing.assert_close(found[i], functional.cross_entropy(output[i], y[i], reduction="none"))
+        torch.testing.assert_close(losses[i], functional.cross_entropy(output[i], y[i], reduction="none"))
 
 
 def test_in_block_is_true_in_blocks_alone():
-    seen = []
-    vmap(lambda x: (seen.append(in_block()), x)[1])(torch.zeros(2))
-    assert (in_block(), seen) == (False, [True])
+    answers = []
+    vmap(lambda x: (answers.append(in_block()), x)[1])(torch.zeros(2))
+    assert (in_block(), answers) == (False, [True])
 
 
 def test_is_finite_of_each_client_of_a_block():
@@ -179,8 +179,8 @@ def test_without_the_private_functions_of_torch_the_numbers_are_the_same(monkeyp
 @pytest.mark.parametrize("module", block.PRIVATE)
 def test_private_functions_that_a_torch_does_not_have(module, monkeypatch):
     assert block.find_private() is not None
-    with monkeypatch.context() as patched:
-        patched.setitem(block.PRIVATE, module, ("no_such_function",))
+    with monkeypatch.context() as patch:
+        patch.setitem(block.PRIVATE, module, ("no_such_function",))
         assert block.find_private() is None
     monkeypatch.setitem(sys.modules, module, None)  # cannot be imported
     assert block.find_private() is None

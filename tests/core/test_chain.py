@@ -62,61 +62,61 @@ def names_of(module):
     return tuple(n for n, _ in module.named_parameters())
 
 
-def agree(found, wanted):
-    for name, p in wanted.items():
-        torch.testing.assert_close(found[name], p, rtol=1e-12, atol=1e-13)
-        assert not found[name].requires_grad
+def agree(actual, expected):
+    for name, p in expected.items():
+        torch.testing.assert_close(actual[name], p, rtol=1e-12, atol=1e-13)
+        assert not actual[name].requires_grad
 
 
 @pytest.fixture
-def chained(monkeypatch):
+def count_steps(monkeypatch):
     """How many steps were taken by chains."""
     count, step = [0], Chain.step
 
-    def counted(*args, **options):
-        found = step(*args, **options)
-        count[0] += found is not None
-        return found
+    def count_step(*args, **options):
+        result = step(*args, **options)
+        count[0] += result is not None
+        return result
 
-    monkeypatch.setattr(Chain, "step", counted)
+    monkeypatch.setattr(Chain, "step", count_step)
     return lambda: count[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("decay", [0.0, 0.2])
-def test_steps_are_those_of_torch(name, decay, chained):
+def test_steps_are_those_of_torch(name, decay, count_steps):
     build, options = MODELS[name]
     module, how = make_model(build), mo.sgd(LR, weight_decay=decay)
     names = names_of(module)
     block, block_losses = train_block(module, names, how, **options)
-    assert chained() == 3
+    assert count_steps() == 3
     rows = {"shape": options.get("shape", (FEATURES,)), "labels": options.get("labels")}
     loss_of = squared_error if "loss" in options else None
     for c, sizes in enumerate(SIZES):
         batches, losses = make_batches(sizes, c, **rows), []
 
-        def noted(module, batch, losses=losses):
+        def record_loss(module, batch, losses=losses):
             loss = (loss_of or (lambda m, b: functional.cross_entropy(m(b["x"]), b["y"])))(module, batch)
             losses.append(loss.detach())
             return loss
 
-        wanted = train_by_torch(module, batches, names, decay=decay, loss_of=noted)
+        expected = train_by_torch(module, batches, names, decay=decay, loss_of=record_loss)
         single, loss = train_single(module, batches, names, how, loss=options.get("loss", "cross_entropy"))
-        agree(single, wanted)
-        agree({n: p[c] for n, p in block.items()}, wanted)
+        agree(single, expected)
+        agree({n: p[c] for n, p in block.items()}, expected)
         torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-12, atol=0)
         torch.testing.assert_close(block_losses[c], loss, rtol=1e-12, atol=0)
-    assert chained() == 3 + sum(map(len, SIZES))
+    assert count_steps() == 3 + sum(map(len, SIZES))
 
 
-@pytest.mark.parametrize("trained", [("0.weight",), ("0.bias",), ("2.weight", "4.bias"), ("4.weight", "4.bias")])
-def test_what_is_not_trained_stays(trained, chained):
+@pytest.mark.parametrize("names", [("0.weight",), ("0.bias",), ("2.weight", "4.bias"), ("4.weight", "4.bias")])
+def test_what_is_not_trained_stays(names, count_steps):
     module, batches = make_model(deep), make_batches(SIZES[0], 0)
-    wanted = train_by_torch(module, batches, trained, decay=0.1)
-    block, _ = train_block(module, trained, mo.sgd(LR, weight_decay=0.1))
-    agree(train_single(module, batches, trained, mo.sgd(LR, weight_decay=0.1))[0], wanted)
-    agree({n: p[0] for n, p in block.items()}, wanted)
-    assert chained() == 6
+    expected = train_by_torch(module, batches, names, decay=0.1)
+    block, _ = train_block(module, names, mo.sgd(LR, weight_decay=0.1))
+    agree(train_single(module, batches, names, mo.sgd(LR, weight_decay=0.1))[0], expected)
+    agree({n: p[0] for n, p in block.items()}, expected)
+    assert count_steps() == 6
 
 
 class Subclass(nn.Sequential):
@@ -149,7 +149,7 @@ def backward_hooked():
     return module
 
 
-def patched():
+def patch_linear():
     module = linear()
     module.forward = lambda x: 2 * functional.linear(x, module.weight, module.bias)
     return module
@@ -177,19 +177,19 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("name", ORDINARY)
-def test_other_models_take_the_ordinary_way(name, chained):
+def test_other_models_take_the_ordinary_way(name, count_steps):
     module, batches = make_model(ORDINARY[name]), make_batches(SIZES[0], 0)
     names = names_of(module)
-    wanted = train_by_torch(module, batches, names)
-    agree(train_single(module, batches, names, mo.sgd(LR))[0], wanted)
-    assert not chained()
+    expected = train_by_torch(module, batches, names)
+    agree(train_single(module, batches, names, mo.sgd(LR))[0], expected)
+    assert not count_steps()
 
 
-def test_a_forward_that_a_user_has_replaced(chained):
-    module, batches = make_model(patched), make_batches(SIZES[0], 0)
+def test_a_forward_that_a_user_has_replaced(count_steps):
+    module, batches = make_model(patch_linear), make_batches(SIZES[0], 0)
     assert not isinstance(from_module(module, loss="cross_entropy").loss, Chain)
     train_single(module, batches, names_of(module), mo.sgd(LR))
-    assert not chained()
+    assert not count_steps()
 
 
 def absolute(output, batch):
@@ -218,38 +218,38 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_other_losses_take_the_ordinary_way(name, chained):
+def test_other_losses_take_the_ordinary_way(name, count_steps):
     options, loss_of = OPTIONS[name]
     module, batches = make_model(deep), make_batches(SIZES[0], 0)
     batches = [batch | {"w": torch.rand(len(batch["y"]), dtype=torch.float64)} for batch in batches]
-    wanted = train_by_torch(module, batches, names_of(module), loss_of=loss_of)
-    agree(train_single(module, batches, names_of(module), mo.sgd(LR), **options)[0], wanted)
-    assert not chained()
+    expected = train_by_torch(module, batches, names_of(module), loss_of=loss_of)
+    agree(train_single(module, batches, names_of(module), mo.sgd(LR), **options)[0], expected)
+    assert not count_steps()
 
 
-def test_the_loss_by_its_function_is_the_loss_by_its_name(chained):
+def test_the_loss_by_its_function_is_the_loss_by_its_name(count_steps):
     module, batches = make_model(deep), make_batches(SIZES[0], 0)
-    wanted = train_by_torch(module, batches, names_of(module))
-    agree(train_single(module, batches, names_of(module), mo.sgd(LR), loss=mo.loss.cross_entropy())[0], wanted)
-    assert chained() == 3
+    expected = train_by_torch(module, batches, names_of(module))
+    agree(train_single(module, batches, names_of(module), mo.sgd(LR), loss=mo.loss.cross_entropy())[0], expected)
+    assert count_steps() == 3
 
 
 @pytest.mark.parametrize("how", [{"momentum": 0.9}, {"pull": 0.3, "weight_decay": 0.1}])
-def test_other_steps_take_the_ordinary_way(how, chained):
+def test_other_steps_take_the_ordinary_way(how, count_steps):
     module, batches = make_model(deep), make_batches(SIZES[0], 0)
     oracle = {"decay" if name == "weight_decay" else name: value for name, value in how.items()}
-    wanted = train_by_torch(module, batches, names_of(module), **oracle)
-    agree(train_single(module, batches, names_of(module), mo.sgd(LR, **how))[0], wanted)
+    expected = train_by_torch(module, batches, names_of(module), **oracle)
+    agree(train_single(module, batches, names_of(module), mo.sgd(LR, **how))[0], expected)
     block, _ = train_block(module, names_of(module), mo.sgd(LR, **how))
-    agree({n: p[0] for n, p in block.items()}, wanted)
-    assert not chained()
+    agree({n: p[0] for n, p in block.items()}, expected)
+    assert not count_steps()
 
 
 @pytest.mark.parametrize("how", [{"clip": 0.1}, {"accumulate": 2, "batch_size": 3}, {"lr_decay": "linear", "steps": 3}])
-def test_what_needs_the_gradient_takes_the_ordinary_way(how, chained):
+def test_what_needs_the_gradient_takes_the_ordinary_way(how, count_steps):
     module = make_model(deep)
     train_single(module, make_batches(SIZES[0], 0), names_of(module), mo.sgd(LR, **how))
-    assert not chained()
+    assert not count_steps()
 
 
 @contextmanager
@@ -259,7 +259,7 @@ def watching():
 
 
 @pytest.mark.parametrize("place", [watching, torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_places_where_the_ordinary_way_is_taken(place, chained):
+def test_places_where_the_ordinary_way_is_taken(place, count_steps):
     """Where all modules are watched, where steps may be differentiated, and in other precision."""
     module, batches = make_model(deep).float(), make_batches(SIZES[0], 0)
     batches = [batch | {"x": batch["x"].float()} for batch in batches]
@@ -269,15 +269,15 @@ def test_places_where_the_ordinary_way_is_taken(place, chained):
     for around, steps in ((place, 0), (nullcontext, 3)):
         with torch.no_grad(), around():
             train(work, task.init, batches, {names_of(module): mo.sgd(LR)})
-        assert chained() == steps
+        assert count_steps() == steps
 
 
 def test_no_chain_within_other_transforms():
     """A block within a block, and a gradient of what was trained."""
-    found = []
+    answers = []
 
     def note(x):
-        found.append(block.open_block() is None)
+        answers.append(block.open_block() is None)
         return x.sum()
 
     note(torch.ones(2))
@@ -285,10 +285,10 @@ def test_no_chain_within_other_transforms():
     vmap(vmap(note))(torch.ones(2, 2, 2))
     torch.func.grad(note)(torch.ones(2))
     vmap(torch.func.grad(note))(torch.ones(2, 2))
-    assert found == [False, False, True, True, True]
+    assert answers == [False, False, True, True, True]
 
 
-def test_batches_that_do_not_fit_go_the_ordinary_way(chained):
+def test_batches_that_do_not_fit_go_the_ordinary_way(count_steps):
     """A label of -100 counts for nothing, as in torch; the steps before it are the chain's."""
     module, batches = make_model(deep), make_batches([6, 6, 6], 0)
     batches[1]["y"][2] = -100
@@ -296,9 +296,9 @@ def test_batches_that_do_not_fit_go_the_ordinary_way(chained):
     def loss_of(module, batch):
         return functional.cross_entropy(module(batch["x"]), batch["y"], reduction="none").mean()
 
-    wanted = train_by_torch(module, batches, names_of(module), loss_of=loss_of)
-    agree(train_single(module, batches, names_of(module), mo.sgd(LR))[0], wanted)
-    assert chained() == 1
+    expected = train_by_torch(module, batches, names_of(module), loss_of=loss_of)
+    agree(train_single(module, batches, names_of(module), mo.sgd(LR))[0], expected)
+    assert count_steps() == 1
 
 
 def test_a_label_that_is_no_class_raises_as_ever():
@@ -314,16 +314,16 @@ def test_labels_of_another_shape_raise_as_ever():
         train_single(module, batches, names_of(module), mo.sgd(LR), loss="mse")
 
 
-def test_parameters_that_no_layer_has(chained):
+def test_parameters_that_no_layer_has(count_steps):
     """One that reaches no output has no gradient, and decays."""
     module, batches = make_model(deep), make_batches(SIZES[0], 0)
     module.register_parameter("idle", nn.Parameter(torch.ones(2, dtype=torch.float64)))
     names = names_of(module)
-    found, _ = train_single(module, batches, names, mo.sgd(LR, weight_decay=0.1))
+    params, _ = train_single(module, batches, names, mo.sgd(LR, weight_decay=0.1))
     module.idle.data.zero_()
-    wanted = train_by_torch(module, batches, names[1:] if names[0] == "idle" else names[:-1], decay=0.1)
-    agree(found | {"idle": found["idle"] - (1 - LR * 0.1) ** 3}, wanted)
-    assert not chained()
+    expected = train_by_torch(module, batches, names[1:] if names[0] == "idle" else names[:-1], decay=0.1)
+    agree(params | {"idle": params["idle"] - (1 - LR * 0.1) ** 3}, expected)
+    assert not count_steps()
 
 
 class Net(nn.Module):
@@ -340,24 +340,24 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
-def test_the_rest_of_a_model_that_is_cut_may_be_a_chain(first, chained):
+def test_the_rest_of_a_model_that_is_cut_may_be_a_chain(first, count_steps):
     module, batches = make_model(Net), make_batches(SIZES[0], 0, (1, 3, 4))
-    trained = names_of(module)[2 * first :]
+    names = names_of(module)[2 * first :]
     task = from_module(module, loss="cross_entropy")
     assert not isinstance(task.loss, Chain)
-    cut = task.partial(frozenset(trained), task.init, batches[0])
+    cut = task.partial(frozenset(names), task.init, batches[0])
     features = [{"y": batch["y"], **cut.features(task.init, batch)} for batch in batches]
     common = {"shared": (), "personal": (), "compose": None, "parts": None, "batches": None, "scale": 1.0}
-    common["reuse"] = lambda model, trained, batches: (cut.loss, features)
+    common["reuse"] = lambda model, names, batches: (cut.loss, features)
     work = Work(task=task, gradient=autograd_gradient, examples=torch.tensor(1.0).double(), **common)
     with torch.no_grad():
-        found, _ = train(work, task.init, batches, {trained: mo.sgd(LR)})
-    agree(found, train_by_torch(module, batches, trained))
-    assert chained() == 3
+        params, _ = train(work, task.init, batches, {names: mo.sgd(LR)})
+    agree(params, train_by_torch(module, batches, names))
+    assert count_steps() == 3
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_heads_in_an_engine_are_chains(engine, chained):
+def test_heads_in_an_engine_are_chains(engine, count_steps):
     """Two epochs in batches of four, in the order of the data; the body is fixed."""
     sizes = [10, 8, 3]
     (whole,) = make_batches([sum(sizes)], 0, (1, 3, 4))
@@ -367,14 +367,14 @@ def test_heads_in_an_engine_are_chains(engine, chained):
     algorithm = mo.finetune(personal=mo.sgd(LR, epochs=2, batch_size=4, shuffle=False))
     split = mo.split.by_name(module, personal=["head"])
     run = mo.fit(module, data, algorithm, rounds=1, cohort=3, engine=engine, split=split)
-    assert chained() >= 6
+    assert count_steps() >= 6
     for c, n in enumerate(sizes):
         own = {name: column[sum(sizes[:c]) :][:n] for name, column in whole.items()}
         epoch = [{name: column[at : at + 4] for name, column in own.items()} for at in range(0, n, 4)]
         agree(run.parameters(c), train_by_torch(module, epoch + epoch, ("head.weight", "head.bias")))
 
 
-def test_operations_are_counted_as_ever(chained):
+def test_operations_are_counted_as_ever(count_steps):
     """Two steps of B = 6 rows. A product with an m by n weight takes 2 B m n operations.
 
     There is one forward and one for the step; one more, for the gradient of the input, in all layers but the first.
@@ -384,7 +384,7 @@ def test_operations_are_counted_as_ever(chained):
         train_single(module, make_batches([6, 6], 0), names_of(module), mo.sgd(LR))
     first, second, last = FEATURES * WIDTH, WIDTH * WIDTH, WIDTH * CLASSES
     assert counter.total == 2 * 2 * 6 * (2 * first + 3 * second + 3 * last)
-    assert chained() == 2
+    assert count_steps() == 2
 
 
 def place(tensor, offset):
@@ -405,9 +405,9 @@ def test_bits_do_not_depend_on_where_memory_begins(dtype):
     rates = {name: Rate(0.1, 0.0) for name in params}
 
     def train_at(offset):
-        moved = {name: place(p, offset) for name, p in params.items()}
+        copies = {name: place(p, offset) for name, p in params.items()}
         with torch.no_grad():
-            return train_chain(loss, moved, rates, [{"x": place(batch["x"], offset), "y": batch["y"]}] * 3)[0]
+            return train_chain(loss, copies, rates, [{"x": place(batch["x"], offset), "y": batch["y"]}] * 3)[0]
 
     for offset in (1, 3, 8):
         assert all(torch.equal(p, train_at(0)[name]) for name, p in train_at(offset).items())

@@ -41,7 +41,7 @@ def blocks(page: Path) -> list[str]:
     return FENCED.findall(page.read_text(encoding="utf-8"))
 
 
-def named(page: Path) -> str:
+def name_page(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
@@ -54,17 +54,17 @@ def test_there_is_something_to_run() -> None:
     assert len(doctest.DocTestParser().get_examples(readme)) > 10
 
 
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=name_page)
 def test_every_block_compiles(page: Path) -> None:
     for block in blocks(page):
-        ast.parse(block, filename=named(page))
+        ast.parse(block, filename=name_page(page))
 
 
-@pytest.mark.parametrize("page", WITH_BLOCKS, ids=named)
+@pytest.mark.parametrize("page", WITH_BLOCKS, ids=name_page)
 def test_every_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if named(page) in NEEDS_EXTRAS:
-        pytest.skip(NEEDS_EXTRAS[named(page)])
-    file = NEEDS_DATA.get(named(page))
+    if name_page(page) in NEEDS_EXTRAS:
+        pytest.skip(NEEDS_EXTRAS[name_page(page)])
+    file = NEEDS_DATA.get(name_page(page))
     if file and not (Path(os.environ.get("MOIETY_DATA", "nowhere")) / file).is_file():
         pytest.skip(f"{file} is not in MOIETY_DATA")
     if "reports.figures" in "".join(blocks(page)):
@@ -77,4 +77,4 @@ def test_every_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     shutil.copy(ROOT / "src/moiety/algorithms/_skeleton.py", tmp_path / "mine.py")
     names = {"mo": mo}
     for block in blocks(page):
-        exec(compile(block, named(page), "exec"), names)
+        exec(compile(block, name_page(page), "exec"), names)

@@ -48,17 +48,17 @@ def list_anchors(text: str) -> set[str]:
 
 
 def find_broken(page: Path) -> list[str]:
-    broken = []
+    links = []
     for link in find_links(page.read_text(encoding="utf-8")):
         if link.startswith(ELSEWHERE):
             continue
         address, _, anchor = link.partition("#")
         target = (page.parent / unquote(address)).resolve() if address else page
-        found = target.is_relative_to(ROOT) and target.exists()
-        if found and anchor and target.suffix == ".md":
-            found = anchor in list_anchors(target.read_text(encoding="utf-8"))
-        broken += [] if found else [link]
-    return broken
+        valid = target.is_relative_to(ROOT) and target.exists()
+        if valid and anchor and target.suffix == ".md":
+            valid = anchor in list_anchors(target.read_text(encoding="utf-8"))
+        links += [] if valid else [link]
+    return links
 
 
 def test_there_is_something_to_check() -> None:

@@ -35,15 +35,15 @@ def uploads(order, round=0, seed=0):
 
 
 def test_order_and_company_do_not_matter():
-    forwards, backwards, alone = uploads([0, 1, 2]), uploads([2, 1, 0]), uploads([1])
+    forwards, backwards, single = uploads([0, 1, 2]), uploads([2, 1, 0]), uploads([1])
     assert all(torch.equal(forwards[c], backwards[c]) for c in range(3))
-    assert torch.equal(forwards[1], alone[1])
+    assert torch.equal(forwards[1], single[1])
 
 
 def test_clients_rounds_and_seeds_draw_differently():
     """Same rows, same start, no shuffle: only the masks differ."""
-    found = [*uploads([0, 1, 2]).values(), *uploads([0, 1, 2], round=1).values(), *uploads([0], seed=1).values()]
-    assert len({tuple(x.flatten().tolist()) for x in found}) == 7
+    values = [*uploads([0, 1, 2]).values(), *uploads([0, 1, 2], round=1).values(), *uploads([0], seed=1).values()]
+    assert len({tuple(x.flatten().tolist()) for x in values}) == 7
 
 
 def test_a_run_is_reproducible():
@@ -70,9 +70,9 @@ def test_dropout_is_off_in_evaluation():
 
 
 def test_vectorised_refuses_in_one_line():
-    with pytest.raises(MoietyError) as caught:
+    with pytest.raises(MoietyError) as error:
         mo.fit(model(), DATA, ALGORITHM, rounds=1, engine="vectorised")
-    assert str(caught.value) == (
+    assert str(error.value) == (
         "`engine` must be able to vectorise this model, got random numbers drawn while training (dropout). "
         "Use engine sequential."
     )

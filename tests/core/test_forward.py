@@ -65,8 +65,8 @@ def test_inputs_that_are_not_named() -> None:
     assert choose_inputs(Reader(2), ["y", "attention_mask", "ids", "other", "labels"]) == ("ids", "attention_mask")
     assert choose_inputs(Reader(2), ["ids", "x"]) == ("x",)
     fed = mo.data.from_arrays({"words": columns()["ids"], "y": np.zeros(12, dtype=np.int64)}, client=[0, 1] * 6)
-    wanted = "`inputs` must be given, as the data have no column x or of a name that the model takes, got nothing. "
-    with pytest.raises(mo.MoietyError, match=f"^{wanted}The model takes ids, type_ids, attention_mask, labels.$"):
+    text = "`inputs` must be given, as the data have no column x or of a name that the model takes, got nothing. "
+    with pytest.raises(mo.MoietyError, match=f"^{text}The model takes ids, type_ids, attention_mask, labels.$"):
         mo.fit(Reader(2), fed, mo.fedavg(shared=0.1), rounds=1)
 
 

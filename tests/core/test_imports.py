@@ -37,19 +37,19 @@ def import_graph(files: dict[str, Path]) -> dict[str, set[str]]:
     """For each module those it imports. ``from package import name`` is the module ``name`` where there is one."""
     graph = {}
     for module, path in files.items():
-        wanted: set[str] = set()
+        names: set[str] = set()
         for node in imports_of(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                wanted |= {alias.name for alias in node.names}
+                names |= {alias.name for alias in node.names}
                 continue
             base = node.module or ""
             if node.level:
-                here = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-                base = ".".join([*here[: len(here) - node.level + 1], *([base] if base else [])])
+                package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+                base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
             for alias in node.names:
                 inner = f"{base}.{alias.name}"
-                wanted.add(inner if inner in files else base)
-        graph[module] = (wanted & files.keys()) - {module}
+                names.add(inner if inner in files else base)
+        graph[module] = (names & files.keys()) - {module}
     return graph
 
 
@@ -88,7 +88,7 @@ def test_no_import_cycle():
 
 
 @pytest.mark.parametrize(
-    ("texts", "wanted"),
+    ("texts", "expected"),
     [
         ({"a": "import p.b", "b": "from p.c import x", "c": ""}, []),
         ({"a": "import p.b", "b": "def f():\n    from p import a"}, [["p.a", "p.b"]]),
@@ -97,8 +97,8 @@ def test_no_import_cycle():
         ({"a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import p.b", "b": "import p.a"}, []),
     ],
 )
-def test_cycles_by_hand(texts, wanted, tmp_path):
+def test_cycles_by_hand(texts, expected, tmp_path):
     (tmp_path / "p").mkdir()
     for name, text in {"__init__": "", **texts}.items():
         (tmp_path / "p" / f"{name}.py").write_text(text)
-    assert cycles(import_graph(module_files(tmp_path, "p"))) == wanted
+    assert cycles(import_graph(module_files(tmp_path, "p"))) == expected

@@ -27,8 +27,8 @@ def target_of(examples=1.0):
     a, m = torch.from_numpy(A), torch.from_numpy(M)
 
     def at(z):
-        away = z - m
-        return -(away @ a @ away) / 2, -(a @ away)
+        offset = z - m
+        return -(offset @ a @ offset) / 2, -(a @ offset)
 
     return Target(at, torch.tensor(examples, dtype=torch.float64))
 
@@ -48,13 +48,13 @@ def ends(kernel, steps, start=None, chains=CHAINS, examples=1.0):
     return torch.func.vmap(one)(keys, z).numpy()
 
 
-def check_normal(found, mean, covariance):
+def check_normal(points, mean, covariance):
     """All means and covariances within 6.5 standard errors; Var of a sample covariance is (S_ii S_jj + S_ij^2) / n."""
-    n = len(found)
+    n = len(points)
     error = np.sqrt(np.diag(covariance) / n)
-    assert np.abs((found.mean(0) - mean) / error).max() < 6.5
+    assert np.abs((points.mean(0) - mean) / error).max() < 6.5
     spread = np.sqrt((np.outer(np.diag(covariance), np.diag(covariance)) + covariance**2) / n)
-    assert np.abs((np.cov(found.T) - covariance) / spread).max() < 6.5
+    assert np.abs((np.cov(points.T) - covariance) / spread).max() < 6.5
 
 
 def langevin_step(gamma):
@@ -80,13 +80,13 @@ def test_the_bias_of_unadjusted_langevin_shrinks_with_its_step():
     """Along the eigenvector of 4.55, steps of 0.2, 0.1 and 0.05 give variances 1.83, 1.29 and 1.13 times too large."""
     value, vectors = np.linalg.eigh(A)
     top, direction = value[-1], vectors[:, -1]
-    seen = []
+    biases = []
     for gamma, steps in ((0.2, 60), (0.1, 120), (0.05, 240)):
         along = (ends(mo.kernel.langevin(step=gamma), steps, chains=5_000) - M) @ direction
-        seen.append(along.var() * top - 1)
-        wanted = 1 / (1 - gamma * top / 2) - 1
-        assert abs(seen[-1] - wanted) < 6.5 * np.sqrt(2 / 5_000) * (1 + wanted)
-    assert seen[0] > 2 * seen[1] > 2 * seen[2] > 0
+        biases.append(along.var() * top - 1)
+        bias = 1 / (1 - gamma * top / 2) - 1
+        assert abs(biases[-1] - bias) < 6.5 * np.sqrt(2 / 5_000) * (1 + bias)
+    assert biases[0] > 2 * biases[1] > 2 * biases[2] > 0
 
 
 def test_preconditioned_langevin_with_a_fixed_preconditioner():
@@ -125,12 +125,12 @@ def test_mala_refuses_what_is_not_finite():
 
     kernel = mo.kernel.mala(step=0.2)
     z, memory = torch.zeros(2, dtype=torch.float64), None
-    seen = []
+    points = []
     for k in range(200):
         z, memory = kernel.step(Target(at, torch.tensor(1.0)), z, memory, torch.tensor(3), k)
-        seen.append(z)
-    assert torch.stack(seen).abs().max() < 1
-    assert len(torch.unique(torch.stack(seen), dim=0)) > 20
+        points.append(z)
+    assert torch.stack(points).abs().max() < 1
+    assert len(torch.unique(torch.stack(points), dim=0)) > 20
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_mala_refuses_what_is_not_finite():
     ],
 )
 def test_bad_input_is_one_line(make, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         make()
-    assert str(caught.value).startswith(text)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(text)
+    assert "\n" not in str(error.value)

@@ -55,22 +55,22 @@ def net():
     return mo.models.mlp(4, 3, hidden=(5,), seed=3).double()
 
 
-def torch_sgd(module, batches, lr, momentum, decay, clip, trained):
-    """The same descent by PyTorch's own parts, on the parameters named in ``trained`` only."""
+def torch_sgd(module, batches, lr, momentum, decay, clip, names):
+    """The same descent by PyTorch's own parts, on the parameters named in ``names`` only."""
     module = copy.deepcopy(module)
-    chosen = []
+    groups = []
     for name, p in module.named_parameters():
-        p.requires_grad_(name in trained)
-        if name in trained:
-            chosen.append({"params": [p], "lr": lr[name]})
-    optimiser = torch.optim.SGD(chosen, lr=1.0, momentum=momentum, weight_decay=decay)
+        p.requires_grad_(name in names)
+        if name in names:
+            groups.append({"params": [p], "lr": lr[name]})
+    optimiser = torch.optim.SGD(groups, lr=1.0, momentum=momentum, weight_decay=decay)
     losses = []
     for batch in batches:
         optimiser.zero_grad()
         loss = nn.functional.cross_entropy(module(batch["x"]), batch["y"])
         loss.backward()
         if clip is not None:
-            nn.utils.clip_grad_norm_([g["params"][0] for g in chosen], clip)
+            nn.utils.clip_grad_norm_([g["params"][0] for g in groups], clip)
         optimiser.step()
         losses.append(loss.item())
     return {n: p.detach() for n, p in module.named_parameters()}, np.mean(losses)
@@ -86,10 +86,10 @@ def test_sgd_is_torch_sgd(gradient, momentum, decay, clip, block):
     work = work_for(from_module(module, loss="cross_entropy"), gradient)
     start = dict(work.task.init)
     with torch.no_grad():
-        found, loss = train(work, start, batches_of(), parts(lr, momentum, decay, clip))
-    wanted, mean = torch_sgd(module, batches_of(), lr, momentum, decay, clip, names)
-    for name, p in wanted.items():
-        torch.testing.assert_close(found[name], p, rtol=1e-12, atol=1e-14)
+        params, loss = train(work, start, batches_of(), parts(lr, momentum, decay, clip))
+    expected, mean = torch_sgd(module, batches_of(), lr, momentum, decay, clip, names)
+    for name, p in expected.items():
+        torch.testing.assert_close(params[name], p, rtol=1e-12, atol=1e-14)
     assert float(loss) == pytest.approx(mean, rel=1e-12)
     for name, p in module.named_parameters():
         assert torch.equal(start[name], p), "the given model is not changed"
@@ -111,9 +111,9 @@ def test_clipped_is_clip_grad_norm(clip):
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(1e-3, 1e3))
 def test_a_clipped_gradient_is_short_and_points_the_same_way(values, limit):
     g = np.array(values)
-    found = clip_gradients({"p": torch.tensor(g)}, limit)["p"].numpy()
-    assert np.linalg.norm(found) <= min(limit, np.linalg.norm(g)) * (1 + 1e-12)
-    np.testing.assert_allclose(found * np.linalg.norm(g), g * np.linalg.norm(found), rtol=1e-9, atol=1e-9)
+    gradient = clip_gradients({"p": torch.tensor(g)}, limit)["p"].numpy()
+    assert np.linalg.norm(gradient) <= min(limit, np.linalg.norm(g)) * (1 + 1e-12)
+    np.testing.assert_allclose(gradient * np.linalg.norm(g), g * np.linalg.norm(gradient), rtol=1e-9, atol=1e-9)
 
 
 def one_row(a, b, y):
@@ -129,9 +129,9 @@ def test_the_norm_clipped_in_the_shared_phase_is_that_of_u_alone(gradient):
     """
     work = work_for(scalar_task(1.0, 0.0), gradient)
     with torch.no_grad():
-        found, _ = train(work, dict(work.task.init), [one_row(1, 100, 3)], parts({"u": 0.5}, clip=1.0))
-    assert float(found["u"]) == pytest.approx(1 + 0.5, abs=1e-6)
-    assert float(found["v"]) == 0.0
+        params, _ = train(work, dict(work.task.init), [one_row(1, 100, 3)], parts({"u": 0.5}, clip=1.0))
+    assert float(params["u"]) == pytest.approx(1 + 0.5, abs=1e-6)
+    assert float(params["v"]) == 0.0
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -144,13 +144,13 @@ def test_fedalt_clips_each_block_alone_and_fedsim_both_together(engine):
     """
     data = federated([{"a": np.array([3.0]), "b": np.array([4.0]), "y": np.array([5.0])}])
     common = {"shared_lr": 0.1, "personal_lr": 0.1, "clip": 1.0}
-    wanted = {"fedalt": (0.1, 0.1), "fedsim": (0.06, 0.08)}
+    expected = {"fedalt": (0.1, 0.1), "fedsim": (0.06, 0.08)}
     for name, build in (("fedalt", mo.fedalt), ("fedsim", mo.fedsim)):
         run = mo.fit(
             scalar_task(0.0, 0.0), data, flat(build, **common), split=split_of(["u"], ["v"]), rounds=1, engine=engine
         )
-        found = run.parameters(0)
-        assert (float(found["u"]), float(found["v"])) == pytest.approx(wanted[name], abs=1e-7)
+        params = run.parameters(0)
+        assert (float(params["u"]), float(params["v"])) == pytest.approx(expected[name], abs=1e-7)
 
 
 @GRADIENTS
@@ -167,8 +167,8 @@ def test_a_step_of_padding_moves_no_running_statistics(gradient, order):
     x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
     batches = [add_mask({"x": x, "y": y}, [True, True]), add_mask({"x": 100 * x, "y": y}, [False, False])]
     with torch.no_grad():
-        found, _ = train(work, dict(work.task.init), [batches[i] for i in order], parts({"1.weight": 0.1}))
-    statistics = [float(found[f"0.{name}"]) for name in ("running_mean", "running_var", "num_batches_tracked")]
+        params, _ = train(work, dict(work.task.init), [batches[i] for i in order], parts({"1.weight": 0.1}))
+    statistics = [float(params[f"0.{name}"]) for name in ("running_mean", "running_var", "num_batches_tracked")]
     assert statistics == pytest.approx([0.2, 1.1, 1], rel=1e-12)
 
 
@@ -194,10 +194,10 @@ def test_a_step_that_is_all_padding_changes_nothing(gradient, momentum, decay, c
     for place in sorted(places, reverse=True):
         steps.insert(place, PADDING)
     with torch.no_grad():
-        wanted, loss = train(work, dict(work.task.init), ROWS, how)
-        found, other = train(work, dict(work.task.init), steps, how)
-    for name in wanted:
-        assert float(found[name]) == pytest.approx(float(wanted[name]), rel=1e-14)
+        expected, loss = train(work, dict(work.task.init), ROWS, how)
+        params, other = train(work, dict(work.task.init), steps, how)
+    for name in expected:
+        assert float(params[name]) == pytest.approx(float(expected[name]), rel=1e-14)
     assert float(other) == pytest.approx(float(loss), rel=1e-14)
 
 
@@ -208,9 +208,9 @@ def test_rows_that_are_padding_count_for_nothing(gradient):
     two = {k: torch.cat([ROWS[0][k], ROWS[1][k]]) for k in ROWS[0]}
     three = {k: torch.cat([two[k], torch.tensor([1e6], dtype=torch.float64)]) for k in two}
     with torch.no_grad():
-        wanted, _ = train(work, dict(work.task.init), [two], parts({"u": 0.1}))
-        found, _ = train(work, dict(work.task.init), [add_mask(three, [True, True, False])], parts({"u": 0.1}))
-    assert float(found["u"]) == pytest.approx(float(wanted["u"]), rel=1e-14)
+        expected, _ = train(work, dict(work.task.init), [two], parts({"u": 0.1}))
+        params, _ = train(work, dict(work.task.init), [add_mask(three, [True, True, False])], parts({"u": 0.1}))
+    assert float(params["u"]) == pytest.approx(float(expected["u"]), rel=1e-14)
 
 
 def test_mean_loss_of_a_batch_of_padding_is_zero():
@@ -224,40 +224,40 @@ def test_an_empty_block_takes_no_step_and_moves_no_buffer():
     """A BatchNorm's statistics must not see a pass for a block that has nothing to train."""
     module = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     work = work_for(from_module(module, loss="cross_entropy"))
-    found, loss = train(
+    params, loss = train(
         work, dict(work.task.init), batches_of(), {(): mo.sgd(0.1, momentum=0.9, weight_decay=0.1, clip=1.0)}
     )
-    assert found.keys() == work.task.init.keys()
-    assert all(torch.equal(found[n], p) for n, p in work.task.init.items())
+    assert params.keys() == work.task.init.keys()
+    assert all(torch.equal(params[n], p) for n, p in work.task.init.items())
     assert float(loss) == 0.0
 
 
 def test_no_batches_no_change():
     work = work_for(scalar_task(1.0, -1.0))
-    found, loss = train(work, dict(work.task.init), [], parts({"u": 0.1}, 0.9, 0.1, 1.0))
-    assert {n: float(p) for n, p in found.items()} == {"u": 1.0, "v": -1.0}
+    params, loss = train(work, dict(work.task.init), [], parts({"u": 0.1}, 0.9, 0.1, 1.0))
+    assert {n: float(p) for n, p in params.items()} == {"u": 1.0, "v": -1.0}
     assert float(loss) == 0.0
 
 
 @GRADIENTS
 def test_a_parameter_that_does_not_reach_the_loss_has_gradient_zero(gradient):
     at = {"p": torch.tensor(2.0), "q": torch.tensor(3.0)}
-    found, loss, _ = gradient(lambda w: (w["p"].square(), {}), at)
-    assert (float(found["p"]), float(found["q"]), float(loss)) == (4.0, 0.0, 4.0)
-    found, loss, _ = gradient(lambda w: (torch.tensor(7.0), {}), {"q": torch.tensor(3.0)})
-    assert (float(found["q"]), float(loss)) == (0.0, 7.0)
+    gradients, loss, _ = gradient(lambda w: (w["p"].square(), {}), at)
+    assert (float(gradients["p"]), float(gradients["q"]), float(loss)) == (4.0, 0.0, 4.0)
+    gradients, loss, _ = gradient(lambda w: (torch.tensor(7.0), {}), {"q": torch.tensor(3.0)})
+    assert (float(gradients["q"]), float(loss)) == (0.0, 7.0)
 
 
 def test_the_schedule_scales_every_rate():
     """F = (u + 2 v - 3)^2 / 2 at u = 1, v = -1: dF/du = -4, dF/dv = -8. A quarter of the rates 0.4 and 0.8."""
     work = work_for(scalar_task(1.0, -1.0), scale=0.25)
-    found, _ = train(work, dict(work.task.init), [ROWS[0]], parts({"u": 0.4, "v": 0.8}))
-    assert {n: float(p) for n, p in found.items()} == pytest.approx({"u": 1 + 0.1 * 4, "v": -1 + 0.2 * 8}, rel=1e-14)
+    params, _ = train(work, dict(work.task.init), [ROWS[0]], parts({"u": 0.4, "v": 0.8}))
+    assert {n: float(p) for n, p in params.items()} == pytest.approx({"u": 1 + 0.1 * 4, "v": -1 + 0.2 * 8}, rel=1e-14)
 
 
 def test_difference():
-    found = difference({"u": torch.tensor(3.0)}, {"u": torch.tensor(5.0), "other": torch.tensor(0.0)})
-    assert {n: float(p) for n, p in found.items()} == {"u": -2.0}
+    result = difference({"u": torch.tensor(3.0)}, {"u": torch.tensor(5.0), "other": torch.tensor(0.0)})
+    assert {n: float(p) for n, p in result.items()} == {"u": -2.0}
 
 
 def test_a_phase_is_one_epoch_unless_told():

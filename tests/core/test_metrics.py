@@ -85,9 +85,9 @@ def test_r2_perplexity_and_calibration_error():
 
 def test_a_metric_of_torchmetrics_by_name_and_by_instance():
     output, y = draw(50, 3, seed=5)
-    wanted = sklearn.cohen_kappa_score(y, output.argmax(1))
+    kappa = sklearn.cohen_kappa_score(y, output.argmax(1))
     for metric in ("CohenKappa", torchmetrics.classification.MulticlassCohenKappa(num_classes=3)):
-        assert find_metric(metric).compute(output, {"y": y}) == pytest.approx(wanted, abs=1e-6)
+        assert find_metric(metric).compute(output, {"y": y}) == pytest.approx(kappa, abs=1e-6)
     numbers = torch.arange(4.0).double()
     mae = find_metric("MeanAbsoluteError")
     assert (mae.compute(numbers[:, None], {"y": numbers + 0.5}), mae.higher_is_better) == (0.5, False)
@@ -110,9 +110,9 @@ def test_torchmetrics_that_warns_of_a_meaningless_value_is_undefined():
     ],
 )
 def test_what_is_no_metric_is_one_line(metric, line):
-    with pytest.raises(MoietyError, match=line) as raised:
+    with pytest.raises(MoietyError, match=line) as error:
         find_metrics(metric)
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_mean_over_examples_as_a_metric_of_a_set_keeps_its_weights():
@@ -138,12 +138,12 @@ def test_losses_are_those_of_torch():
             binary,
         ),
     ]
-    for loss, wanted, labels in cases:
-        torch.testing.assert_close(loss(output, {"y": labels}), wanted, rtol=1e-12, atol=1e-12)
+    for loss, expected, labels in cases:
+        torch.testing.assert_close(loss(output, {"y": labels}), expected, rtol=1e-12, atol=1e-12)
     logits, labels = draw(20, 3, seed=8)
-    wanted = functional.cross_entropy(logits, labels, torch.tensor([1.0, 0.0, 5.0]).double(), reduction="none")
+    expected = functional.cross_entropy(logits, labels, torch.tensor([1.0, 0.0, 5.0]).double(), reduction="none")
     weighted = mo.loss.cross_entropy(weight=[1, 0, 5])
-    torch.testing.assert_close(weighted(logits, {"y": labels}), wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weighted(logits, {"y": labels}), expected, rtol=1e-12, atol=1e-12)
     pinball = sklearn.mean_pinball_loss(numbers, flat, alpha=0.9)
     assert float(mo.loss.quantile(0.9)(output, {"y": numbers}).mean()) == pytest.approx(pinball, abs=1e-12)
 
@@ -152,12 +152,12 @@ def test_weighted_cross_entropy_of_sequences_leaves_padding_out():
     torch.manual_seed(0)
     output, y = torch.randn(2, 3, 4).double(), torch.tensor([[1, 3, -100], [0, -100, -100]])
     weight = torch.tensor([2.0, 0.5, 1.0, 4.0]).double()
-    wanted = []
+    expected = []
     for logits, labels in zip(output, y, strict=True):
         real = labels[labels >= 0]
         losses = functional.cross_entropy(logits[: len(real)], real, reduction="none")
-        wanted.append((losses * weight[real]).mean())
-    torch.testing.assert_close(mo.loss.cross_entropy(weight=weight.tolist())(output, {"y": y}), torch.stack(wanted))
+        expected.append((losses * weight[real]).mean())
+    torch.testing.assert_close(mo.loss.cross_entropy(weight=weight.tolist())(output, {"y": y}), torch.stack(expected))
 
 
 def test_every_loss_has_a_name_and_a_wrong_option_is_one_line():
@@ -174,5 +174,5 @@ def test_class_weights_are_scikit_learns_balanced_ones():
     y = rng.choice(3, size=200, p=[0.7, 0.2, 0.1])
     fed = mo.data.from_arrays({"x": rng.normal(size=(200, 2)), "y": y}, client=np.arange(200) % 5, seed=0)
     train = np.concatenate([fed.at(client, "train")["y"] for client in range(5)])
-    wanted = compute_class_weight("balanced", classes=np.arange(3), y=train)
-    np.testing.assert_allclose(mo.data.class_weights(fed), wanted, rtol=1e-12)
+    weights = compute_class_weight("balanced", classes=np.arange(3), y=train)
+    np.testing.assert_allclose(mo.data.class_weights(fed), weights, rtol=1e-12)

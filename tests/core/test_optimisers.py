@@ -135,15 +135,15 @@ def test_steps_are_those_of_torch(name, options):
 
 
 def test_a_step_has_the_rows_of_all_its_micro_batches_and_the_memory_of_one():
-    seen = []
+    sizes = []
     module = make_model()
-    module.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
+    module.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
     rows = make_rows(17, 0)
     train_single(module, cut(rows, 12, 1), mo.sgd(LR, batch_size=3, accumulate=4), 17)
-    assert seen == [3, 3, 3, 3, 3, 2]
-    seen.clear()
+    assert sizes == [3, 3, 3, 3, 3, 2]
+    sizes.clear()
     train_single(module, [rows], mo.sgd(LR, batch_size="all", accumulate=4), 17)
-    assert seen == [5, 5, 5, 2]
+    assert sizes == [5, 5, 5, 2]
     assert mo.fedavg(shared=mo.sgd(LR, batch_size=3, accumulate=4)).phases["local"].batch_size == 12
 
 
@@ -151,13 +151,13 @@ def test_running_statistics_move_with_every_micro_batch():
     """As where a loop in PyTorch calls the module on one micro-batch after the other before it steps."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, CLASSES)).double()
-    rows, wanted = make_rows(8, 0), copy.deepcopy(module).train()
-    optimiser = torch.optim.SGD(wanted.parameters(), lr=LR)
+    rows, twin = make_rows(8, 0), copy.deepcopy(module).train()
+    optimiser = torch.optim.SGD(twin.parameters(), lr=LR)
     for piece in cut(rows, 4, 1):
-        (functional.cross_entropy(wanted(piece["x"]), piece["y"]) / 2).backward()
+        (functional.cross_entropy(twin(piece["x"]), piece["y"]) / 2).backward()
     optimiser.step()
     new = train_single_parameters(module, [rows], mo.sgd(LR, batch_size=4, accumulate=2))
-    for n, p in wanted.state_dict().items():
+    for n, p in twin.state_dict().items():
         torch.testing.assert_close(new[n], p, **CLOSE)
 
 
@@ -190,8 +190,8 @@ def test_a_run_on_clients_of_unequal_size_is_the_mean_of_torch(engine, name, opt
     run = mo.fit(module, fed, mo.fedavg(shared=how), loss="cross_entropy", rounds=1, seed=0, engine=engine)
     ends = [train_by_torch(module, cut(rows), name, **options)[-1] for rows in clients]
     for n, p in run.shared_parameters().items():
-        wanted = sum(len(rows["y"]) * end[n] for rows, end in zip(clients, ends, strict=True)) / sum(ROWS)
-        torch.testing.assert_close(p, wanted, **CLOSE)
+        mean = sum(len(rows["y"]) * end[n] for rows, end in zip(clients, ends, strict=True)) / sum(ROWS)
+        torch.testing.assert_close(p, mean, **CLOSE)
 
 
 class Checkpointed(nn.Module):
@@ -211,13 +211,13 @@ class Checkpointed(nn.Module):
 def test_a_model_that_checkpoints_activations_trains_as_in_torch():
     """What is run again in the backward pass has the parameters of this step, not those that the module was given."""
     module, rows = Checkpointed(), make_rows(17, 0)
-    wanted = train_by_torch(Checkpointed(keep=True), cut(rows), "adamw")[-1]
+    expected = train_by_torch(Checkpointed(keep=True), cut(rows), "adamw")[-1]
     how = mo.adamw(LR, epochs=EPOCHS, batch_size=6, shuffle=False)
     fed = mo.data.from_clients({"one": rows}, test=0)
     options = {"loss": "cross_entropy", "rounds": 1}
     run = mo.fit(module, fed, mo.fedavg(shared=how), engine="sequential", **options)
     for n, p in run.shared_parameters().items():
-        torch.testing.assert_close(p, wanted[n], **CLOSE)
+        torch.testing.assert_close(p, expected[n], **CLOSE)
     with pytest.raises(MoietyError, match=r"^`engine` must be able to vectorise this model, got ") as error:
         mo.fit(module, fed, mo.fedavg(shared=how), engine="vectorised", **options)
     assert "\n" not in str(error.value)
@@ -233,9 +233,9 @@ def train_rounds_by_torch(module, rows, order, rounds):
     """Rounds of a lone client whose shared part gets a new optimiser in each, and its personal part keeps one."""
     module = copy.deepcopy(module)
     params = {part: [dict(module.named_parameters())[n] for n in names] for part, names in PARTS.items()}
-    kept = torch.optim.Adam(params["personal"], lr=LR)
+    personal = torch.optim.Adam(params["personal"], lr=LR)
     for _ in range(rounds):
-        optimisers = {"personal": kept, "shared": torch.optim.AdamW(params["shared"], lr=2 * LR)}
+        optimisers = {"personal": personal, "shared": torch.optim.AdamW(params["shared"], lr=2 * LR)}
         for parts in order:
             for batch in cut(rows, epochs=1):
                 module.zero_grad()
@@ -273,9 +273,9 @@ def test_clients_of_unequal_size_keep_states_of_their_own():
     how = mo.sgd(LR, batch_size=6, shuffle=False, momentum=0.9, keep_state=True)
     run = mo.fit(module, fed, mo.local_only(personal=how), loss="cross_entropy", rounds=3, engine="vectorised")
     for c, rows in enumerate(clients):
-        wanted = train_by_torch(module, cut(rows, epochs=3), "sgd", momentum=0.9)[-1]
+        expected = train_by_torch(module, cut(rows, epochs=3), "sgd", momentum=0.9)[-1]
         for n, p in run.parameters(c).items():
-            torch.testing.assert_close(p, wanted[n], **CLOSE)
+            torch.testing.assert_close(p, expected[n], **CLOSE)
 
 
 @pytest.mark.parametrize(
@@ -308,10 +308,10 @@ def test_bad_values_are_refused_in_one_line(build, message):
 
 
 def test_a_file_holds_the_value():
-    made = mo.fedalt(shared=mo.adam(0.1), personal=mo.adamw(0.2, steps=3, betas=(0.8, 0.9), accumulate=2))
+    algorithm = mo.fedalt(shared=mo.adam(0.1), personal=mo.adamw(0.2, steps=3, betas=(0.8, 0.9), accumulate=2))
     personal = {"name": "adamw", "lr": 0.2, "steps": 3, "betas": [0.8, 0.9], "accumulate": 2}
-    assert made.spec == {"name": "fedalt", "shared": {"name": "adam", "lr": 0.1}, "personal": personal}
-    assert algorithm_from(made.spec).spec == made.spec
+    assert algorithm.spec == {"name": "fedalt", "shared": {"name": "adam", "lr": 0.1}, "personal": personal}
+    assert algorithm_from(algorithm.spec).spec == algorithm.spec
     with pytest.raises(
         MoietyError, match=r"^`shared` must be a learning rate or what moiety.sgd makes, got AdamW\(.* plain SGD\.$"
     ):

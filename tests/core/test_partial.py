@@ -234,13 +234,13 @@ def train_rounds(problem: Problem, engine: Any, rounds: int = 2, algorithm: mo.A
     server = problem.first_server(algorithm)
     clients = range(len(problem.data))
     states = [problem.first_state(algorithm) for _ in clients]
-    served = engine(problem, {"train": ClientFunction(algorithm.client_update, tuple(algorithm.phases))})
+    instance = engine(problem, {"train": ClientFunction(algorithm.client_update, tuple(algorithm.phases))})
     for t in range(rounds):
         jobs = problem.make_jobs(algorithm.phases, clients, states, "train", t, part="train")
-        found = list(served.map("train", jobs, algorithm.broadcast(server), RoundInfo(t)))
-        states = [s for _, s in found]
-        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in found]), 1.0)
-    return found, server
+        results = list(instance.map("train", jobs, algorithm.broadcast(server), RoundInfo(t)))
+        states = [s for _, s in results]
+        server = algorithm.server_update(server, algorithm.aggregator([u for u, _ in results]), 1.0)
+    return results, server
 
 
 def agree(one: Any, other: Any, tolerance: float) -> None:
@@ -256,15 +256,15 @@ def train_both(
     model: nn.Module, data: Any, split: Any, engine: Any = Sequential, tolerance: float = 1e-12, **more: Any
 ):
     """Assert that training with and without partial evaluation gives the same; returns the warnings of each."""
-    found, said = [], []
+    results, texts = [], []
     for partial in (False, True):
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as record:
             warnings.simplefilter("always")
-            found.append(train_rounds(problem_for(model, data, split, partial=partial, **more), engine))
-        said.append([str(w.message) for w in caught])
-    agree(*found, tolerance)
-    assert said[0] == []
-    return said[1]
+            results.append(train_rounds(problem_for(model, data, split, partial=partial, **more), engine))
+        texts.append([str(w.message) for w in record])
+    agree(*results, tolerance)
+    assert texts[0] == []
+    return texts[1]
 
 
 # The cut itself.
@@ -295,19 +295,19 @@ def test_the_parts_give_the_loss_and_the_gradient_of_the_whole(case, dtype):
         return losses.detach(), torch.autograd.grad(losses.mean(), list(leaf.values()))
 
     whole = loss_and_gradient(task.loss, problem.columns)
-    kept = {n: c for n, c in problem.columns.items() if n not in cut.spare}
-    assert "x" not in kept
-    agree(whole, loss_and_gradient(cut.loss, {**kept, **features}), TOLERANCE[dtype])
+    columns = {n: c for n, c in problem.columns.items() if n not in cut.spare}
+    assert "x" not in columns
+    agree(whole, loss_and_gradient(cut.loss, {**columns, **features}), TOLERANCE[dtype])
     # And of some of the rows, in another order.
     index = torch.tensor([7, 0, 3, 3])
-    few = {n: c[index] for n, c in {**kept, **features}.items()}
+    few = {n: c[index] for n, c in {**columns, **features}.items()}
     agree(whole[0][index], cut.loss(params, few)[0], TOLERANCE[dtype])
 
 
 class Refusing(torch.fx.Tracer):
     """It fails, as where the code of a model looks at shapes."""
 
-    def trace(self, *given: Any) -> Any:
+    def trace(self, *args: Any) -> Any:
         raise TypeError("not traced")
 
 
@@ -330,22 +330,22 @@ def test_the_transformers_of_moiety_models(kind, block, way, monkeypatch):
     if way == "torch.export":
         monkeypatch.setattr(torch.fx, "Tracer", Refusing)
     task = from_module(model, loss=lambda output, batch: output.flatten(1).square().mean(1))
-    trained = tuple(n for n, _ in model.named_parameters() if n.startswith(block))
-    cut = task.partial(frozenset(trained), task.init, {"x": x})
+    names = tuple(n for n, _ in model.named_parameters() if n.startswith(block))
+    cut = task.partial(frozenset(names), task.init, {"x": x})
     assert isinstance(cut, Partial), cut
     for p in model.parameters():  # not the values at which the cut was tried
         p.data += 0.3 * torch.randn(p.shape, generator=draw, dtype=p.dtype)
-    wanted = model(x).flatten(1).square().mean(1)
-    chosen = [p for n, p in model.named_parameters() if n in trained]
-    slopes = torch.autograd.grad(wanted.mean(), chosen)
-    params = {n: p.detach().requires_grad_(n in trained) for n, p in model.named_parameters()} | dict(
+    expected = model(x).flatten(1).square().mean(1)
+    leaves = [p for n, p in model.named_parameters() if n in names]
+    slopes = torch.autograd.grad(expected.mean(), leaves)
+    params = {n: p.detach().requires_grad_(n in names) for n, p in model.named_parameters()} | dict(
         model.named_buffers()
     )
     with torch.no_grad():
         features = cut.features(params, {"x": x})
-    found, _ = cut.loss(params, features)
-    agree(wanted.detach(), found.detach(), 1e-12)
-    agree(slopes, torch.autograd.grad(found.mean(), [params[n] for n in trained]), 1e-12)
+    losses, _ = cut.loss(params, features)
+    agree(expected.detach(), losses.detach(), 1e-12)
+    agree(slopes, torch.autograd.grad(losses.mean(), [params[n] for n in names]), 1e-12)
 
 
 def test_the_loss_of_the_second_part_has_the_penalty_too():
@@ -371,9 +371,9 @@ def test_the_prefix_of_an_additive_model_is_the_other_ones_output():
     model = build_model(Additive)
     problem = problem_for(model, rows_of("vectors"), mo.split.by_name(model, personal=["own"]), partial=True)
     cut = problem.task.partial(frozenset(problem.split.personal), problem.task.init, problem.columns)
-    found = cut.features(problem.task.init, problem.columns)
-    wanted = model.common(problem.columns["x"])
-    assert any(f.shape == wanted.shape and torch.allclose(f, wanted, rtol=0, atol=1e-13) for f in found.values())
+    features = cut.features(problem.task.init, problem.columns)
+    output = model.common(problem.columns["x"])
+    assert any(f.shape == output.shape and torch.allclose(f, output, rtol=0, atol=1e-13) for f in features.values())
 
 
 @pytest.mark.parametrize(
@@ -570,13 +570,13 @@ def test_steps_that_do_not_go_through_all_rows(engine):
     model = build_model(mlp)
     split = mo.split.by_name(model, personal=["head"])
     algorithm = alternating(personal_epochs=None, personal_steps=3)
-    found = [
+    results = [
         train_rounds(
             problem_for(model, rows_of("vectors", (5, 1, 9, 40)), split, partial=p), engine, algorithm=algorithm
         )
         for p in (False, True)
     ]
-    agree(*found, 1e-12)
+    agree(*results, 1e-12)
 
 
 # Where it cannot be done.
@@ -666,26 +666,26 @@ def test_the_whole_model_is_run_and_one_warning_says_so(build, reason):
     model = build_model(build)
     split = mo.split.by_name(model, personal=["head"])
     sizes = (6, 4, 8) if build in (batch_norm, NormAfter) else SIZES
-    (said,) = train_both(model, rows_of("vectors", sizes), split)
-    assert said.startswith("Partial evaluation is off for the block of head")
-    assert "\n" not in said
-    assert re.search(reason, said), said
+    (text,) = train_both(model, rows_of("vectors", sizes), split)
+    assert text.startswith("Partial evaluation is off for the block of head")
+    assert "\n" not in text
+    assert re.search(reason, text), text
 
 
 @pytest.mark.parametrize("build", [Sideways], ids=["not a row per example"])
 def test_the_vectorised_engine_falls_back_too(build):
     model = build_model(build)
     split = mo.split.by_name(model, personal=["head"])
-    (said,) = train_both(model, rows_of("vectors"), split, Vectorised)
-    assert "not one row per example" in said
+    (text,) = train_both(model, rows_of("vectors"), split, Vectorised)
+    assert "not one row per example" in text
 
 
 def test_fit_warns_once():
     model = build_model(dropout_layer)
     split = mo.split.by_name(model, personal=["head"])
-    with pytest.warns(UserWarning, match="Partial evaluation is off") as caught:
+    with pytest.warns(UserWarning, match="Partial evaluation is off") as record:
         run = mo.fit(model, rows_of("vectors"), alternating(), split=split, rounds=2, engine="sequential")
-    assert len(caught) == 1
+    assert len(record) == 1
     whole = mo.fit(
         model,
         rows_of("vectors"),
@@ -745,13 +745,13 @@ def test_a_model_that_edits_its_input_in_place_does_not_edit_the_data(engine):
     split = mo.split.by_name(model, personal=["head"])
     problem = problem_for(model, rows_of("vectors"), split, partial=True, quiet=True)
     before = problem.columns["x"].clone()
-    found = None
+    result = None
     with contextlib.suppress(mo.MoietyError):  # torch.func may refuse the model, but not after it changed something
-        found = train_rounds(problem, engine)
+        result = train_rounds(problem, engine)
     assert torch.equal(problem.columns["x"], before)
     if engine is Sequential:
-        assert found is not None
-        agree(found, train_rounds(problem_for(model, rows_of("vectors"), split, partial=False), engine), 1e-12)
+        assert result is not None
+        agree(result, train_rounds(problem_for(model, rows_of("vectors"), split, partial=False), engine), 1e-12)
 
 
 def test_in_place_operations_between_the_parts():
@@ -842,8 +842,8 @@ def test_the_ledgers_flops_for_steps_by_hand():
     algorithm = alternating(shared_epochs=1, personal_epochs=None, personal_steps=3)
     sizes = (5, 1, 9, 40)
     run = mo.fit(model, rows_of("vectors", sizes), algorithm, split=split, rounds=1, engine="sequential")
-    used = 9 + 3 + 9 + 12
-    assert run.ledger["flops"] == 48 * (5 + 1 + 9 + 12) + 72 * used + 168 * sum(sizes)
+    rows = 9 + 3 + 9 + 12
+    assert run.ledger["flops"] == 48 * (5 + 1 + 9 + 12) + 72 * rows + 168 * sum(sizes)
 
 
 # Gradients over several samples of the personal part.
@@ -861,7 +861,7 @@ class Skip(nn.Module):
         return self.head(torch.tanh(self.common(x)) * self.own(x))
 
 
-SAMPLED = {
+SAMPLE_CASES = {
     "mlp": (mlp, "vectors", ["head"]),
     "additive": (Additive, "vectors", ["own"]),
     "transformer": (Transformer, "tokens", ["block2"]),
@@ -892,8 +892,8 @@ def plain_mean(model: nn.Module, problem: Problem, samples: Any, batch: Any) -> 
         leaf = {n: problem.task.init[n].clone().requires_grad_() for n in problem.split.trained_shared}
         output = torch.func.functional_call(model, {**problem.task.init, **leaf, **sample}, (batch["x"],))
         loss = functional.cross_entropy(output.movedim(-1, 1), batch["y"], reduction="mean")
-        found = torch.autograd.grad(loss, list(leaf.values()))
-        for name, g in zip(leaf, found, strict=True):
+        gradients = torch.autograd.grad(loss, list(leaf.values()))
+        for name, g in zip(leaf, gradients, strict=True):
             total[name] = total.get(name, torch.zeros_like(g)) + g / len(samples)
     return total
 
@@ -904,31 +904,31 @@ def work_of(problem: Problem, reuse: bool) -> Any:
 
 
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "whole"])
-@pytest.mark.parametrize("case", SAMPLED.values(), ids=SAMPLED)
+@pytest.mark.parametrize("case", SAMPLE_CASES.values(), ids=SAMPLE_CASES)
 def test_gradient_over_samples_is_the_plain_mean(case, reuse):
     model, problem, samples = sampling_case(case)
     batch = {n: c[:9] for n, c in problem.columns.items()}
     with torch.no_grad():
-        found = gradient_over_samples(
+        gradient = gradient_over_samples(
             work_of(problem, reuse), problem.task.init, samples, problem.split.trained_shared, batch
         )
-    assert set(found) == set(problem.split.trained_shared)
-    agree(plain_mean(model, problem, samples, batch), found, 1e-12)
+    assert set(gradient) == set(problem.split.trained_shared)
+    agree(plain_mean(model, problem, samples, batch), gradient, 1e-12)
 
 
 def test_gradient_over_samples_of_some_of_the_shared_parameters():
-    model, problem, samples = sampling_case(SAMPLED["transformer"])
+    model, problem, samples = sampling_case(SAMPLE_CASES["transformer"])
     names = ("head.weight", "block1.up.weight", "positions")
     with torch.no_grad():
-        found = gradient_over_samples(work_of(problem, True), problem.task.init, samples, names, problem.columns)
-    wanted = plain_mean(model, problem, samples, problem.columns)
-    assert set(found) == set(names)
-    agree({n: wanted[n] for n in names}, found, 1e-12)
+        gradient = gradient_over_samples(work_of(problem, True), problem.task.init, samples, names, problem.columns)
+    expected = plain_mean(model, problem, samples, problem.columns)
+    assert set(gradient) == set(names)
+    agree({n: expected[n] for n in names}, gradient, 1e-12)
 
 
 @pytest.mark.parametrize("reuse", [True, False], ids=["reuse", "whole"])
 def test_the_prefix_is_run_once_for_all_samples(reuse):
-    build, kind, personal = SAMPLED["mlp"]
+    build, kind, personal = SAMPLE_CASES["mlp"]
     model = build_model(build)
     rows = counting(model, "hidden1")
     split = mo.split.by_name(model, personal=personal)
@@ -946,7 +946,7 @@ def test_the_prefix_is_run_once_for_all_samples(reuse):
 @pytest.mark.parametrize("engine", [Sequential, Vectorised], ids=lambda e: e.name)
 def test_gradient_over_samples_in_an_engine(engine, partial):
     """Padded clients, under vmap: each client's mean over its own rows; without reuse the prefix is run M times."""
-    build, kind, personal = SAMPLED["mlp"]
+    build, kind, personal = SAMPLE_CASES["mlp"]
     model = build_model(build)
     rows = counting(model, "hidden1")
     split = mo.split.by_name(model, personal=personal)
@@ -962,16 +962,16 @@ def test_gradient_over_samples_in_an_engine(engine, partial):
         Job(c, {"local": Rows(np.arange(a, b), np.array([b - a]))}, b - a, problem.first_personal())
         for c, (a, b) in zip((0, 3), spans, strict=True)
     ]
-    served = engine(problem, {"asked": ClientFunction(function, ("local",))})
+    instance = engine(problem, {"asked": ClientFunction(function, ("local",))})
     received = {n: problem.task.init[n] for n in split.shared}
-    served.map("asked", jobs, received, RoundInfo())
+    instance.map("asked", jobs, received, RoundInfo())
     rows.clear()
-    found = served.map("asked", jobs, received, RoundInfo())
-    for (a, b), got in zip(spans, found, strict=True):
+    results = instance.map("asked", jobs, received, RoundInfo())
+    for (a, b), gradient in zip(spans, results, strict=True):
         batch = {n: c[a:b] for n, c in problem.columns.items()}
-        agree(plain_mean(model, problem, samples, batch), got, 1e-12)
+        agree(plain_mean(model, problem, samples, batch), gradient, 1e-12)
     rows.clear()
-    served.map("asked", jobs, received, RoundInfo())
+    instance.map("asked", jobs, received, RoundInfo())
     width = 9 if engine is Sequential else 5  # under vmap a call counts one client's rows, the widest's
     assert sum(rows) == width * (1 if partial else 3)
 

@@ -56,13 +56,13 @@ def test_steps_are_those_of_autocast(engine):
     options = {"loss": "cross_entropy", "rounds": 1, "engine": engine, "settings": BF16}
     run = mo.fit(module, fed, mo.local_only(personal=how), **options)
     for c, rows in enumerate(clients):
-        wanted, exact = (train_by_torch(module, rows, 4, autocast) for autocast in (True, False))
+        expected, exact = (train_by_torch(module, rows, 4, autocast) for autocast in (True, False))
         for n, start in module.named_parameters():
             p = run.parameters(c)[n]
             assert p.dtype == torch.float32
-            moved = float((exact[n] - start.detach()).norm())
-            assert float((p - exact[n]).norm()) > 1e-4 * moved, "it was not computed in bfloat16"
-            assert float((p - wanted[n]).norm()) < (1e-5 if engine == "sequential" else 1e-2) * moved
+            change = float((exact[n] - start.detach()).norm())
+            assert float((p - exact[n]).norm()) > 1e-4 * change, "it was not computed in bfloat16"
+            assert float((p - expected[n]).norm()) < (1e-5 if engine == "sequential" else 1e-2) * change
 
 
 @pytest.mark.usefixtures("able")
@@ -75,9 +75,9 @@ def test_features_are_computed_once_in_bfloat16_too():
     for name, settings in {"once": BF16, "each": replace(BF16, partial=False), "exact": mo.Settings()}.items():
         run = mo.fit(module, fed, mo.finetune(personal=how), settings=settings, **options)
         ends[name] = run.parameters("one")["3.weight"]
-    moved = float((ends["exact"] - module[3].weight.detach()).norm())
-    assert float((ends["once"] - ends["each"]).norm()) < 1e-5 * moved
-    assert float((ends["once"] - ends["exact"]).norm()) > 1e-4 * moved
+    change = float((ends["exact"] - module[3].weight.detach()).norm())
+    assert float((ends["once"] - ends["each"]).norm()) < 1e-5 * change
+    assert float((ends["once"] - ends["exact"]).norm()) > 1e-4 * change
 
 
 def test_a_machine_without_the_instructions_is_told_in_one_line(monkeypatch):

@@ -28,9 +28,9 @@ def test_every_public_name_is_there_and_documented(name):
 
 
 def test_what_the_documentation_names_is_there():
-    named = set(re.findall(r"\bmo\.([A-Za-z]\w*)", DOCUMENTED)) - {"NAME"}  # stands for any name
-    assert len(named) > 40
-    assert named <= set(moiety.__all__)
+    names = set(re.findall(r"\bmo\.([A-Za-z]\w*)", DOCUMENTED)) - {"NAME"}  # stands for any name
+    assert len(names) > 40
+    assert names <= set(moiety.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -54,8 +54,8 @@ def test_every_algorithm_has_its_page():
 def test_importing_does_not_import_torch():
     heavy = ("torch", "numpy", "sklearn", "pyarrow", "pydantic", "safetensors")
     code = f"import sys, moiety; dir(moiety); print([m for m in {heavy} if m in sys.modules], moiety.__version__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", moiety.__version__]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["[]", moiety.__version__]
 
 
 def test_any_module_can_be_imported_first():
@@ -69,8 +69,8 @@ for module in ("tree", "local.verbs", "local.online", "local.states", "server.me
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0, module
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
 def test_the_version_is_that_of_the_package():

@@ -11,7 +11,7 @@ HALF = RNG.normal(size=(6, 6))
 HESSIAN, CENTRE = HALF @ HALF.T + 0.1 * np.eye(6), RNG.normal(size=6)
 
 
-def look(point):
+def evaluate(point):
     """f(x) = (x - c) H (x - c) / 2 + 1, and its gradient."""
     off = torch.tensor(HESSIAN) @ (point - torch.tensor(CENTRE))
     return (point - torch.tensor(CENTRE)) @ off / 2 + 1, off
@@ -22,21 +22,21 @@ def dense(pairs):
     s, y = pairs[-1]
     inverse = s @ y / (y @ y) * np.eye(len(s))
     for s, y in pairs:
-        left = np.eye(len(s)) - np.outer(s, y) / (s @ y)
-        inverse = left @ inverse @ left.T + np.outer(s, s) / (s @ y)
+        factor = np.eye(len(s)) - np.outer(s, y) / (s @ y)
+        inverse = factor @ inverse @ factor.T + np.outer(s, s) / (s @ y)
     return inverse
 
 
 @pytest.mark.parametrize("memory", [1, 3, 10])
 def test_directions(memory):
     start = torch.zeros(6, dtype=torch.float64)
-    search, pairs, taken = begin(start, *look(start), memory), [], 0
+    search, pairs, count = begin(start, *evaluate(start), memory), [], 0
     for _ in range(12):
         trial = search.trial
-        value, gradient = look(trial)
+        value, gradient = evaluate(trial)
         before, search = search, search.next(value, gradient)
         if torch.equal(search.point, trial):
-            taken += 1
+            count += 1
             pairs.append(((trial - before.point).numpy(), (gradient - before.gradient).numpy()))
             np.testing.assert_allclose(
                 search.direction.numpy(), -dense(pairs[-memory:]) @ gradient.numpy(), rtol=1e-8, atol=1e-10
@@ -46,7 +46,7 @@ def test_directions(memory):
         else:
             assert torch.equal(search.point, before.point)
             assert float(search.length) == float(before.length) / 2
-    assert taken > 5
+    assert count > 5
 
 
 def test_the_first_step_is_short_and_one_that_rises_is_halved():

@@ -72,11 +72,11 @@ def test_torch_seed_puts_the_old_stream_back_after_an_error():
 @given(st.integers(1, 500), st.data())
 def test_a_cohort_is_distinct_clients(clients, data):
     cohort = data.draw(st.integers(1, clients))
-    found = uniform_cohort(clients, cohort, seed=0, round=data.draw(st.integers(0, 99)))
-    assert len(found) == len(set(found.tolist())) == cohort
-    assert found.min() >= 0
-    assert found.max() < clients
-    assert (np.diff(found) > 0).all()
+    members = uniform_cohort(clients, cohort, seed=0, round=data.draw(st.integers(0, 99)))
+    assert len(members) == len(set(members.tolist())) == cohort
+    assert members.min() >= 0
+    assert members.max() < clients
+    assert (np.diff(members) > 0).all()
 
 
 def test_every_client_is_asked_equally_often():
@@ -88,8 +88,8 @@ def test_every_client_is_asked_equally_often():
     """
     together = np.zeros((10, 10))
     for t in range(4000):
-        asked = uniform_cohort(10, 3, seed=1, round=t)
-        together[np.ix_(asked, asked)] += 1
+        cohort = uniform_cohort(10, 3, seed=1, round=t)
+        together[np.ix_(cohort, cohort)] += 1
     assert np.abs(np.diag(together) - 1200).max() < 145
     pairs = together[~np.eye(10, dtype=bool)]
     assert np.abs(pairs - 4000 / 15).max() < 79
@@ -118,12 +118,12 @@ def test_an_epoch_is_every_row_once(n, size, epochs, shuffle):
 def test_steps_walk_through_epochs(n, size, steps):
     rows = phase_rows(Phase(None, steps, size, False), 0, n, seed=0)
     assert len(rows.sizes) == steps
-    wanted, at = [], 0
+    order, at = [], 0
     for _ in range(steps):
         batch = list(range(at, min(at + size, n)))
-        wanted += batch
+        order += batch
         at = 0 if batch[-1] == n - 1 else at + size
-    assert rows.order.tolist() == wanted
+    assert rows.order.tolist() == order
 
 
 def test_epochs_phases_rounds_and_clients_are_shuffled_differently():

@@ -10,8 +10,8 @@ from moiety import random
 def test_it_is_splitmix64():
     """The first two outputs of SplitMix64 from the state 1234567 (published test vectors of the generator)."""
     golden = random._to_signed(0x9E3779B97F4A7C15)
-    found = random._mix(torch.tensor([1234567]) + torch.tensor([1, 2]) * golden)
-    assert [int(x) % 2**64 for x in found] == [6457827717110365317, 3203168211198807973]
+    outputs = random._mix(torch.tensor([1234567]) + torch.tensor([1, 2]) * golden)
+    assert [int(x) % 2**64 for x in outputs] == [6457827717110365317, 3203168211198807973]
 
 
 def test_moments_of_a_normal():

@@ -12,8 +12,8 @@ from moiety.types import Schedule
 def test_linear_by_hand():
     """T = 20: the rise is 2 rounds, 0 and 1/2, the top at t = 2 is 18/18, then 17/18 down to 1/18 at t = 19."""
     factor = mo.schedule.linear().factor
-    wanted = [0, 1 / 2, *((20 - t) / 18 for t in range(2, 20))]
-    assert [factor(t, 20) for t in range(20)] == pytest.approx(wanted, rel=1e-14)
+    factors = [0, 1 / 2, *((20 - t) / 18 for t in range(2, 20))]
+    assert [factor(t, 20) for t in range(20)] == pytest.approx(factors, rel=1e-14)
     assert factor(20, 20) == 0
     assert max(factor(t, 1000) for t in range(1000)) == 1 == factor(100, 1000)
 
@@ -56,17 +56,17 @@ def test_the_factor_is_on_both_client_rates(build):
     data = federated([{"a": np.array([1.0, 0]), "b": np.array([0, 1.0]), "y": np.ones(2)}])
     algorithm = build(shared=1.0, personal=0.5, schedule=mo.schedule.exponential(halve_every=1))
     run = mo.fit(scalar_task(0.0, 0.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=3, engine="sequential")
-    found = run.parameters(0)
-    assert (float(found["u"]), float(found["v"])) == pytest.approx((1 - 21 / 64, 1 - 315 / 512), rel=1e-14)
+    params = run.parameters(0)
+    assert (float(params["u"]), float(params["v"])) == pytest.approx((1 - 21 / 64, 1 - 315 / 512), rel=1e-14)
 
 
 def test_the_schedule_is_told_the_round_from_0_and_the_rounds_asked_for():
-    told = []
-    own = Schedule(lambda t, rounds: told.append((t, rounds)) or 1.0)
+    calls = []
+    own = Schedule(lambda t, rounds: calls.append((t, rounds)) or 1.0)
     data = federated([{"a": np.ones(1), "b": np.ones(1), "y": np.ones(1)}])
     algorithm = mo.fedalt(shared=0.1, personal=0.1, schedule=own)
     mo.fit(scalar_task(), data, algorithm, split=split_of(["u"], ["v"]), rounds=3, engine="sequential")
-    assert told == [(0, 3), (1, 3), (2, 3)]
+    assert calls == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_schedule_of_ones_own_can_be_used_in_a_run_with_a_folder(tmp_path):

@@ -24,11 +24,11 @@ def test_cross_entropy_is_the_mean_over_real_positions():
     torch.manual_seed(0)
     output = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
     y = torch.tensor([[1, 0, 4, -100], [2, -100, -100, -100], [3, 3, 0, 1]])
-    found = LOSSES["cross_entropy"](output, {"y": y})
+    losses = LOSSES["cross_entropy"](output, {"y": y})
     lengths = [3, 1, 4]
-    wanted = [functional.cross_entropy(output[i, :n], y[i, :n]) for i, n in enumerate(lengths)]
-    torch.testing.assert_close(found, torch.stack(wanted))
-    (gradient,) = torch.autograd.grad(found.sum(), output)
+    expected = [functional.cross_entropy(output[i, :n], y[i, :n]) for i, n in enumerate(lengths)]
+    torch.testing.assert_close(losses, torch.stack(expected))
+    (gradient,) = torch.autograd.grad(losses.sum(), output)
     for i, n in enumerate(lengths):
         assert (gradient[i, n:] == 0).all()
         assert (gradient[i, :n] != 0).all()
@@ -38,9 +38,9 @@ def test_cross_entropy_of_indifferent_outputs_is_log_classes():
     """Whatever the padding; and nothing at all costs nothing, without a gradient that is not a number."""
     output = torch.zeros(3, 4, 7, requires_grad=True)
     y = torch.tensor([[1, 2, 3, 4], [6, -100, -100, -100], [-100, -100, -100, -100]])
-    found = LOSSES["cross_entropy"](output, {"y": y})
-    assert found.tolist() == pytest.approx([math.log(7), math.log(7), 0.0])
-    (gradient,) = torch.autograd.grad(found.sum(), output)
+    losses = LOSSES["cross_entropy"](output, {"y": y})
+    assert losses.tolist() == pytest.approx([math.log(7), math.log(7), 0.0])
+    (gradient,) = torch.autograd.grad(losses.sum(), output)
     assert gradient.isfinite().all()
     assert (gradient[2] == 0).all()
 
@@ -81,8 +81,8 @@ def all_alignments(probabilities, labels):
     frames, outputs = probabilities.shape
     total = 0.0
     for path in itertools.product(range(outputs), repeat=frames):
-        joined = [k for i, k in enumerate(path) if i == 0 or k != path[i - 1]]
-        if [k for k in joined if k != 0] == list(labels):
+        runs = [k for i, k in enumerate(path) if i == 0 or k != path[i - 1]]
+        if [k for k in runs if k != 0] == list(labels):
             total += math.prod(probabilities[t, k] for t, k in enumerate(path))
     return -math.log(total) if total else math.inf
 
@@ -98,9 +98,9 @@ def test_ctc_is_the_sum_over_all_alignments():
         "frames": torch.tensor([10, 7, 8, 3]),
         "y": torch.tensor([[*row, *[-100] * (3 - len(row))] for row in labels]),
     }
-    found = LOSSES["ctc"](torch.tensor(logits), batch)
-    wanted = [all_alignments(p[i, : real[i]], labels[i]) / len(labels[i]) for i in range(4)]
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-10)
+    losses = LOSSES["ctc"](torch.tensor(logits), batch)
+    expected = [all_alignments(p[i, : real[i]], labels[i]) / len(labels[i]) for i in range(4)]
+    np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-10)
 
 
 def test_ctc_of_labels_that_cannot_fit_teaches_nothing():
@@ -108,9 +108,9 @@ def test_ctc_of_labels_that_cannot_fit_teaches_nothing():
     output = torch.zeros(2, 4, 3, dtype=torch.float64, requires_grad=True)
     y = torch.tensor([[1, 1], [1, 2]])
     assert all_alignments(np.full((2, 3), 1 / 3), (1, 1)) == math.inf
-    found = LOSSES["ctc"](output, {"x": torch.zeros(2, 4, 1), "frames": torch.tensor([2, 2]), "y": y})
-    assert found.tolist() == pytest.approx([0.0, math.log(9) / 2])
-    (gradient,) = torch.autograd.grad(found.sum(), output)
+    losses = LOSSES["ctc"](output, {"x": torch.zeros(2, 4, 1), "frames": torch.tensor([2, 2]), "y": y})
+    assert losses.tolist() == pytest.approx([0.0, math.log(9) / 2])
+    (gradient,) = torch.autograd.grad(losses.sum(), output)
     assert gradient.isfinite().all()
     assert (gradient[0] == 0).all()
     assert (gradient[1, 2:] == 0).all()
@@ -130,12 +130,12 @@ def test_output_frames_are_those_of_the_convolutions(kernel, stride, same):
     for width in (stride * stride * 7, stride * stride * 7 + 1, stride * stride * 8 - 1):
         output = layers(torch.zeros(1, 1, width)).movedim(1, 2)
         for frames in range(least, width + 1):
-            alone = layers(torch.zeros(1, 1, frames)).shape[-1]
+            exact = layers(torch.zeros(1, 1, frames)).shape[-1]
             batch = {"x": torch.zeros(1, width, 1), "frames": torch.tensor([frames])}
-            found = int(output_frames(output, batch))
-            assert alone <= found <= output.shape[1]
+            count = int(output_frames(output, batch))
+            assert exact <= count <= output.shape[1]
             if same:
-                assert found <= alone + (width % stride**2 > 0)
+                assert count <= exact + (width % stride**2 > 0)
 
 
 def test_word_errors_by_hand():
@@ -170,10 +170,10 @@ def test_word_errors_are_those_of_jiwer():
     batch = {"x": torch.zeros(40, 9, 1), "frames": torch.full((40,), 9), "y": torch.tensor(y)}
     metric = METRICS["word_error_rate"]
     rates, words = metric.per_example(logits_of(paths, 5), batch), metric.weight(batch)
-    said = [" ".join(f"w{k}" for k in row if k != -100) for row in y]
-    heard = [" ".join(f"w{k}" for i, k in enumerate(row) if k and (i == 0 or k != row[i - 1])) for row in paths]
-    assert rates.tolist() == pytest.approx([jiwer.wer(a, b) for a, b in zip(said, heard, strict=True)])
-    assert float((rates * words).sum() / words.sum()) == pytest.approx(jiwer.wer(said, heard))
+    references = [" ".join(f"w{k}" for k in row if k != -100) for row in y]
+    hypotheses = [" ".join(f"w{k}" for i, k in enumerate(row) if k and (i == 0 or k != row[i - 1])) for row in paths]
+    assert rates.tolist() == pytest.approx([jiwer.wer(a, b) for a, b in zip(references, hypotheses, strict=True)])
+    assert float((rates * words).sum() / words.sum()) == pytest.approx(jiwer.wer(references, hypotheses))
 
 
 def test_edit_distance_at_its_edges():

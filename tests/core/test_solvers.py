@@ -32,8 +32,8 @@ def solve_clients(solver, engine, clients=CLIENTS, start=START, task=None):
         assert torch.equal(model["u"], received["u"]) if engine is Sequential else True
         return model["v"], loss
 
-    found = serve(engine, problem, find, jobs, problem.first_shared()[0], RoundInfo())
-    return [v.numpy() for v, _ in found], [float(loss) for _, loss in found]
+    results = serve(engine, problem, find, jobs, problem.first_shared()[0], RoundInfo())
+    return [v.numpy() for v, _ in results], [float(loss) for _, loss in results]
 
 
 def quadratic(data, w0=START):
@@ -51,16 +51,16 @@ def quadratic(data, w0=START):
 )
 def test_they_find_the_least_squares_solution(solver, engine):
     """Clients of 6, 7 and 8 rows in one padded block; conjugate gradients are exact after 4 steps for 4 unknowns."""
-    found, _ = solve_clients(solver, engine)
-    for data, w in zip(CLIENTS, found, strict=True):
+    solutions, _ = solve_clients(solver, engine)
+    for data, w in zip(CLIENTS, solutions, strict=True):
         np.testing.assert_allclose(w, ref.inner(data, THETA), rtol=0, atol=1e-8)
 
 
 @ENGINES
 def test_gradient_descent_in_closed_form(engine):
     """After tau steps on all data: w - w* = (I - gamma H)^tau (w0 - w*)."""
-    found, _ = solve_clients(solver_work("personal", mo.sgd(0.3, steps=7)), engine)
-    for data, w in zip(CLIENTS, found, strict=True):
+    solutions, _ = solve_clients(solver_work("personal", mo.sgd(0.3, steps=7)), engine)
+    for data, w in zip(CLIENTS, solutions, strict=True):
         best = ref.inner(data, THETA)
         shrink = np.linalg.matrix_power(np.eye(4) - 0.3 * quadratic(data)[0], 7)
         np.testing.assert_allclose(w, best + shrink @ (START - best), rtol=1e-12, atol=1e-12)
@@ -70,8 +70,8 @@ def test_gradient_descent_in_closed_form(engine):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_conjugate_gradients_minimise_over_the_krylov_space(steps, engine):
     """After k products the error is the least possible in span{g, H g, ..., H^(k-1) g}: a projected linear solve."""
-    found, losses = solve_clients(mo.solver.conjugate_gradient(steps=steps), engine)
-    for data, w, loss in zip(CLIENTS, found, losses, strict=True):
+    solutions, losses = solve_clients(mo.solver.conjugate_gradient(steps=steps), engine)
+    for data, w, loss in zip(CLIENTS, solutions, losses, strict=True):
         hessian, g, value = quadratic(data)
         basis, _ = np.linalg.qr(np.stack([np.linalg.matrix_power(hessian, k) @ g for k in range(steps)], axis=1))
         best = START - basis @ np.linalg.solve(basis.T @ hessian @ basis, basis.T @ g)
@@ -83,13 +83,13 @@ def test_conjugate_gradients_minimise_over_the_krylov_space(steps, engine):
 @ENGINES
 def test_conjugate_gradients_stand_still_when_they_are_done(engine):
     """As many steps as one likes: 20 for 4 unknowns; and a loose tolerance ends the search early."""
-    found, _ = solve_clients(mo.solver.conjugate_gradient(steps=20), engine)
+    solutions, _ = solve_clients(mo.solver.conjugate_gradient(steps=20), engine)
     loose, _ = solve_clients(mo.solver.conjugate_gradient(steps=20, tolerance=0.9), engine)
-    for data, w, early in zip(CLIENTS, found, loose, strict=True):
+    for data, w, early in zip(CLIENTS, solutions, loose, strict=True):
         hessian, g, _ = quadratic(data)
         np.testing.assert_allclose(w, ref.inner(data, THETA), rtol=0, atol=1e-9)
-        left = np.linalg.norm(hessian @ (early - START) + g) / np.linalg.norm(g)
-        assert 1e-6 < left <= 0.9
+        residual = np.linalg.norm(hessian @ (early - START) + g) / np.linalg.norm(g)
+        assert 1e-6 < residual <= 0.9
 
 
 @ENGINES
@@ -117,8 +117,8 @@ def test_of_many_solutions_exact_and_conjugate_gradients_take_the_nearest(engine
         m = ref.matrices(few[0])
         nearest = start + np.linalg.pinv(m["b"]) @ (m["y"] - m["a"] @ THETA - m["b"] @ start)
         for solver in (mo.solver.exact(), mo.solver.conjugate_gradient(steps=6)):
-            found, _ = solve_clients(solver, engine, few, start)
-            np.testing.assert_allclose(found[0], nearest, rtol=0, atol=1e-9)
+            solutions, _ = solve_clients(solver, engine, few, start)
+            np.testing.assert_allclose(solutions[0], nearest, rtol=0, atol=1e-9)
 
 
 def logistic_like(theta, w):
@@ -146,8 +146,8 @@ def newton_in_numpy(data):
 
 @ENGINES
 def test_lbfgs_minimises_what_is_not_quadratic(engine):
-    found, _ = solve_clients(mo.solver.lbfgs(steps=60, memory=5), engine, task=logistic_like(THETA, START))
-    for data, w in zip(CLIENTS, found, strict=True):
+    solutions, _ = solve_clients(mo.solver.lbfgs(steps=60, memory=5), engine, task=logistic_like(THETA, START))
+    for data, w in zip(CLIENTS, solutions, strict=True):
         np.testing.assert_allclose(w, newton_in_numpy(data), rtol=0, atol=1e-7)
 
 
@@ -175,8 +175,8 @@ def test_lbfgs_never_ends_higher_than_it_began():
 def test_one_newton_step_where_the_loss_is_not_quadratic(name, engine):
     """w0 - H(w0)^-1 g(w0), no more: the promise of being exact is for quadratic losses."""
     solver = mo.solver.exact() if name == "exact" else mo.solver.conjugate_gradient(steps=4)
-    found, _ = solve_clients(solver, engine, task=logistic_like(THETA, START))
-    for data, w in zip(CLIENTS, found, strict=True):
+    solutions, _ = solve_clients(solver, engine, task=logistic_like(THETA, START))
+    for data, w in zip(CLIENTS, solutions, strict=True):
         t = np.tanh(data["a"] @ THETA + data["b"] @ START - data["y"])
         g = data["b"].T @ t / len(t) + 0.1 * START
         hessian = data["b"].T @ (data["b"] * (1 - t**2)[:, None]) / len(t) + 0.1 * np.eye(4)
@@ -189,8 +189,8 @@ def test_no_step_where_the_curvature_is_negative():
         {"u": torch.zeros(2), "v": torch.ones(4, dtype=torch.float64)},
         lambda p, d: 0 * d["y"] - p["v"].square().sum() / 2,
     )
-    found, _ = solve_clients(mo.solver.conjugate_gradient(steps=3), Sequential, task=task)
-    np.testing.assert_array_equal(found[0], np.ones(4))
+    solutions, _ = solve_clients(mo.solver.conjugate_gradient(steps=3), Sequential, task=task)
+    np.testing.assert_array_equal(solutions[0], np.ones(4))
 
 
 @ENGINES
@@ -229,14 +229,14 @@ def test_a_random_start_has_the_scale_of_the_first_values_and_one_draw_for_all()
     class Work:
         personal = split.personal
 
-    drawn, again, other = (draw_start(Work, first, seed) for seed in (3, 3, 4))
+    start, again, other = (draw_start(Work, first, seed) for seed in (3, 3, 4))
     assert draw_start(Work, first, None) is first
-    w, weight = drawn["head.weight"], first["head.weight"]
+    w, weight = start["head.weight"], first["head.weight"]
     assert torch.equal(w, again["head.weight"])
     assert not torch.equal(w, other["head.weight"])
     assert abs(float((w * weight).mean() / weight.var())) < 0.1  # a draw of its own, not the first values
     assert float(w.std()) == pytest.approx(float(weight.std()), rel=0.06)
-    assert torch.equal(drawn["head.bias"], first["head.bias"])  # what is constant stays so
+    assert torch.equal(start["head.bias"], first["head.bias"])  # what is constant stays so
 
 
 @pytest.mark.parametrize(
@@ -263,9 +263,9 @@ def test_a_random_start_has_the_scale_of_the_first_values_and_one_draw_for_all()
     ],
 )
 def test_wrong_options_are_one_line(make, text):
-    with pytest.raises(MoietyError, match=rf"^{text}") as caught:
+    with pytest.raises(MoietyError, match=rf"^{text}") as error:
         make()
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @ENGINES

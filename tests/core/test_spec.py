@@ -167,16 +167,16 @@ def comparable(phases):
     }
 
 
-@pytest.mark.parametrize(("made", "spec"), CASES, ids=[spec["name"] for _, spec in CASES])
-def test_an_algorithm_remembers_how_it_was_made_and_is_made_again(made, spec):
-    assert made.spec == spec
+@pytest.mark.parametrize(("algorithm", "spec"), CASES, ids=[spec["name"] for _, spec in CASES])
+def test_an_algorithm_remembers_how_it_was_made_and_is_made_again(algorithm, spec):
+    assert algorithm.spec == spec
     through_a_file = tomllib.loads(tomli_w.dumps(spec))
     again = algorithm_from(through_a_file)
     assert again.spec == spec
-    assert (again.name, again.stateful) == (made.name, made.stateful)
-    assert comparable(again.phases) == comparable(made.phases)
+    assert (again.name, again.stateful) == (algorithm.name, algorithm.stateful)
+    assert comparable(again.phases) == comparable(algorithm.phases)
     for t in range(10):
-        assert again.schedule.factor(t, 10) == made.schedule.factor(t, 10)
+        assert again.schedule.factor(t, 10) == algorithm.schedule.factor(t, 10)
 
 
 def test_every_algorithm_is_in_a_case():
@@ -215,10 +215,10 @@ def test_every_algorithm_is_in_a_case():
     ],
 )
 def test_a_wrong_table_ends_in_one_line(spec, text):
-    with pytest.raises(MoietyError) as caught:
+    with pytest.raises(MoietyError) as error:
         algorithm_from(spec)
-    assert str(caught.value).startswith(text)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(text)
+    assert "\n" not in str(error.value)
 
 
 SIMPLE = st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=3)
@@ -264,11 +264,9 @@ def test_build_gives_what_files_cannot_hold():
 @pytest.mark.parametrize("name", ["fedpop", "ffgg"])
 @pytest.mark.parametrize("personal", [3, ["a"], None, True])
 def test_what_is_neither_a_name_nor_a_table_is_one_line(name, personal):
-    with pytest.raises(
-        MoietyError, match=r"^`algorithm.personal` must be a name or a table with a name, got"
-    ) as caught:
+    with pytest.raises(MoietyError, match=r"^`algorithm.personal` must be a name or a table with a name, got") as error:
         algorithm_from({"name": name, "personal": personal, "shared": 0.1})
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("shared", [["a"], None, True])

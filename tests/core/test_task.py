@@ -86,30 +86,30 @@ def test_from_module_is_functional_call(make, inputs, shape):
     assert task.buffers == {n for n, _ in module.named_buffers()}
     params = {n: p + torch.randn_like(p) if p.is_floating_point() else p + 3 for n, p in task.init.items()}
     params = {n: p.abs() if n.endswith("running_var") else p for n, p in params.items()}
-    given = copy.deepcopy(params)
+    originals = copy.deepcopy(params)
     x, y = inputs(), torch.randint(0, 2, shape)
     batch = {"x": x, "y": y}
 
-    wanted = functional_call(copy.deepcopy(module).eval(), params, (x,))
-    torch.testing.assert_close(task.predict(params, batch), wanted, rtol=0, atol=0)
+    expected = functional_call(copy.deepcopy(module).eval(), params, (x,))
+    torch.testing.assert_close(task.predict(params, batch), expected, rtol=0, atol=0)
 
-    per_example = nn.functional.cross_entropy(wanted.movedim(-1, 1), y, reduction="none").reshape(6, -1).mean(1)
+    per_example = nn.functional.cross_entropy(expected.movedim(-1, 1), y, reduction="none").reshape(6, -1).mean(1)
     loss, hits = task.scores(params, batch)
     torch.testing.assert_close(loss, per_example)
-    torch.testing.assert_close(hits, (wanted.argmax(-1) == y).float().reshape(6, -1).mean(1))
+    torch.testing.assert_close(hits, (expected.argmax(-1) == y).float().reshape(6, -1).mean(1))
 
     # While training: buffers that functional_call leaves in the dict it was given.
     twin = copy.deepcopy(module).train()
     twin.load_state_dict(params, strict=False)
     output = twin(x)
-    loss, changed = task.loss(params, batch)
+    loss, buffers = task.loss(params, batch)
     per_example = nn.functional.cross_entropy(output.movedim(-1, 1), y, reduction="none").reshape(6, -1).mean(1)
     torch.testing.assert_close(loss, per_example)
-    assert changed.keys() == task.buffers
+    assert buffers.keys() == task.buffers
     for name, buffer in twin.named_buffers():
-        torch.testing.assert_close(changed[name], buffer, rtol=0, atol=0)
+        torch.testing.assert_close(buffers[name], buffer, rtol=0, atol=0)
 
-    for name, value in given.items():
+    for name, value in originals.items():
         assert torch.equal(params[name], value), f"{name} was given, not lent"
     assert module.training is mode
     for name, value in module.state_dict().items():
@@ -140,8 +140,8 @@ def test_a_task_called_twice_is_called_afresh():
     x = torch.randn(2, 5, 3)
     for k in (1.0, 2.0, 1.0):
         params = {n: p * k for n, p in task.init.items()}
-        wanted = functional_call(copy.deepcopy(module).eval(), params, (x,))
-        torch.testing.assert_close(task.predict(params, {"x": x}), wanted, rtol=0, atol=0)
+        expected = functional_call(copy.deepcopy(module).eval(), params, (x,))
+        torch.testing.assert_close(task.predict(params, {"x": x}), expected, rtol=0, atol=0)
 
 
 def test_a_failing_forward_pass_leaves_the_task_usable():
@@ -150,8 +150,8 @@ def test_a_failing_forward_pass_leaves_the_task_usable():
     with pytest.raises(RuntimeError):
         task.predict(other, {"x": torch.ones(2, 4)})
     x = torch.ones(2, 3)
-    wanted = nn.functional.linear(x, task.init["weight"], task.init["bias"])
-    torch.testing.assert_close(task.predict(task.init, {"x": x}), wanted)
+    expected = nn.functional.linear(x, task.init["weight"], task.init["bias"])
+    torch.testing.assert_close(task.predict(task.init, {"x": x}), expected)
 
 
 def test_two_inputs_in_their_order():
@@ -220,9 +220,9 @@ def test_from_functions():
         metric=Metric("error", False, lambda output, b: (output - b["y"]).abs()),
     )
     batch = {"x": torch.tensor([[1.0, 1.0], [0.0, 2.0]]), "y": torch.tensor([1.0, 1.0])}
-    loss, changed = task.loss(task.init, batch)
+    loss, buffers = task.loss(task.init, batch)
     assert loss.tolist() == [4.0, 9.0]
-    assert changed == {}
+    assert buffers == {}
     assert [t.tolist() for t in task.scores(task.init, batch)] == [[4.0, 9.0], [2.0, 3.0]]
     start += 1
     assert task.init["w"].tolist() == [1.0, 2.0], "the first values are a copy"
@@ -258,10 +258,10 @@ def test_backprop_bytes_of_a_linear_model():
     square's); the weight itself is a parameter and does not count. 5 * 4 = 20 bytes. In float64 40, with four rows
     80.
     """
-    for dtype, rows, wanted in ((torch.float32, 1, 20), (torch.float64, 1, 40), (torch.float32, 4, 80)):
+    for dtype, rows, size in ((torch.float32, 1, 20), (torch.float64, 1, 40), (torch.float32, 4, 80)):
         task = from_module(nn.Linear(3, 2).to(dtype), loss="mse")
         batch = {"x": torch.randn(rows, 3, dtype=dtype), "y": torch.randn(rows, 2, dtype=dtype)}
-        assert backprop_bytes(task, batch, task.init) == wanted
+        assert backprop_bytes(task, batch, task.init) == size
 
 
 def test_backprop_bytes_of_an_mlp():
@@ -293,11 +293,11 @@ def test_nothing_is_left_of_what_was_measured():
 
 
 @pytest.mark.parametrize(
-    ("personal", "wanted"),
+    ("personal", "size"),
     [(["head"], 3 * 30 * 4 + 2 * 21 * 4 + 52), ([], 3 * 51 * 4 + 52), (["hidden1", "head"], 2 * 51 * 4 + 52)],
     ids=["head", "nothing", "everything"],
 )
-def test_device_memory_is_the_formula_of_appendix_b4(personal, wanted):
+def test_device_memory_is_the_formula_of_appendix_b4(personal, size):
     """3 size(u) + 2 size(v) + size(backprop at batch size 1) for the 4 -> 6 -> 3 network.
 
     30 numbers in ``hidden1``, 21 in ``head``.
@@ -306,7 +306,7 @@ def test_device_memory_is_the_formula_of_appendix_b4(personal, wanted):
     data = federated([{"x": torch.randn(5, 4).numpy(), "y": torch.randn(5, 3).numpy()}])
     problem = problem_of(from_module(net, loss="mse"), data, mo.split.by_name(net, personal=personal))
     algorithm = mo.fedsim(shared=0.1, personal=0.1)
-    assert memory_on_device(problem, algorithm, problem.first_personal()) == wanted
+    assert memory_on_device(problem, algorithm, problem.first_personal()) == size
     run = mo.fit(
         net,
         data,
@@ -315,7 +315,7 @@ def test_device_memory_is_the_formula_of_appendix_b4(personal, wanted):
         rounds=1,
         engine="sequential",
     )
-    assert run.ledger["device_memory"] == wanted
+    assert run.ledger["device_memory"] == size
 
 
 def test_device_memory_adds_up():

@@ -41,11 +41,11 @@ def same(a, b):
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(NAMES, TREES, min_size=1, max_size=3))
-def test_refill_is_the_inverse_of_leaves(given_tree):
-    found = tree.leaves(given_tree)
-    assert same(tree.refill(given_tree, found), given_tree)
+def test_refill_is_the_inverse_of_leaves(original):
+    leaves = tree.leaves(original)
+    assert same(tree.refill(original, leaves), original)
     # A file keeps its entries in another order.
-    assert same(tree.refill(given_tree, dict(reversed(found.items()))), given_tree)
+    assert same(tree.refill(original, dict(reversed(leaves.items()))), original)
 
 
 def test_refill_is_the_inverse_of_leaves_for_names_with_a_slash():
@@ -66,9 +66,9 @@ def test_refill_refuses_what_does_not_fit():
         {**right, "first/x": torch.ones(1)},
         {**right, "first/w": 1.0},
     ]
-    for found in wrong:
+    for values in wrong:
         with pytest.raises(MoietyError, match=r"^`state.*` must be .*, as this model and algorithm have it, got "):
-            tree.refill(template, found)
+            tree.refill(template, values)
 
 
 def test_an_empty_dict_takes_what_is_there():
@@ -78,10 +78,10 @@ def test_an_empty_dict_takes_what_is_there():
 
 def test_stack_and_unstack():
     trees = [Pair({"w": torch.full((2,), float(i))}, (torch.tensor(i),)) for i in range(3)]
-    stacked = tree.stack(trees)
-    assert stacked.first["w"].tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
-    assert stacked.second[0].tolist() == [0, 1, 2]
-    assert all(same(a, b) for a, b in zip(tree.unstack(stacked, 3), trees, strict=True))
+    block = tree.stack(trees)
+    assert block.first["w"].tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    assert block.second[0].tolist() == [0, 1, 2]
+    assert all(same(a, b) for a, b in zip(tree.unstack(block, 3), trees, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_is_finite_looks_everywhere():
 
 
 def test_map_leaves_keeps_kinds():
-    found = tree.map_leaves(lambda a, b: a * b, Pair([1, 2], {"k": 3}), Pair([4, 5], {"k": 6}))
-    assert same(found, Pair([4, 10], {"k": 18}))
+    product = tree.map_leaves(lambda a, b: a * b, Pair([1, 2], {"k": 3}), Pair([4, 5], {"k": 6}))
+    assert same(product, Pair([4, 10], {"k": 18}))

@@ -24,8 +24,8 @@ def test_by_hand() -> None:
 
 def test_more_wanted_than_there_is() -> None:
     """Ratios 2 : 1 over 100 rows are 66.7 and 33.3."""
-    made = largest_remainder(np.array([2, 1]), np.zeros(2, dtype=np.int64), np.array([100]), rng())
-    assert made.tolist() == [67, 33]
+    shares = largest_remainder(np.array([2, 1]), np.zeros(2, dtype=np.int64), np.array([100]), rng())
+    assert shares.tolist() == [67, 33]
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,11 +36,11 @@ def test_quota_rule(cells: list[tuple[int, int]], data: st.DataObject) -> None:
     counts = np.array([c for _, c in cells])
     sums = np.bincount(group, weights=counts, minlength=5).astype(int)
     totals = np.array([data.draw(st.integers(0, int(s))) for s in sums])
-    made = largest_remainder(counts, group, totals, rng())
-    assert np.bincount(group, weights=made, minlength=5).astype(int).tolist() == totals.tolist()
+    shares = largest_remainder(counts, group, totals, rng())
+    assert np.bincount(group, weights=shares, minlength=5).astype(int).tolist() == totals.tolist()
     for g in range(5):
         exact = [Fraction(int(totals[g]) * int(c), int(sums[g])) for c in counts[group == g]]
-        extra = [int(m) - floor(e) for m, e in zip(made[group == g], exact, strict=True)]
+        extra = [int(m) - floor(e) for m, e in zip(shares[group == g], exact, strict=True)]
         assert set(extra) <= {0, 1}
         rounded_up = [e - floor(e) for e, up in zip(exact, extra, strict=True) if up]
         rounded_down = [e - floor(e) for e, up in zip(exact, extra, strict=True) if not up]
@@ -59,16 +59,16 @@ def test_split_of_each_client(table: list[tuple[int, int]], test: float, validat
         own = owner == client
         n = int(own.sum())
         tests = min(max(floor(Fraction(test).limit_denominator(100) * n + Fraction(1, 2)), 1), n - 1) if test else 0
-        wanted = floor(Fraction(validation).limit_denominator(100) * n + Fraction(1, 2))
+        count = floor(Fraction(validation).limit_denominator(100) * n + Fraction(1, 2))
         assert int((part[own] == 2).sum()) == tests
-        assert int((part[own] == 1).sum()) == min(wanted, n - tests - 1)
+        assert int((part[own] == 1).sum()) == min(count, n - tests - 1)
         assert (part[own] == 0).any()
         for label in range(4):
-            here = own & (labels == label)
-            assert abs(int((part[here] == 2).sum()) - Fraction(tests * int(here.sum()), n)) < 1
-            rest, left = int((part[here] != 2).sum()), n - tests
-            share = Fraction(int((part[own] == 1).sum()) * rest, left)
-            assert abs(int((part[here] == 1).sum()) - share) < 1
+            mask = own & (labels == label)
+            assert abs(int((part[mask] == 2).sum()) - Fraction(tests * int(mask.sum()), n)) < 1
+            rest, total = int((part[mask] != 2).sum()), n - tests
+            share = Fraction(int((part[own] == 1).sum()) * rest, total)
+            assert abs(int((part[mask] == 1).sum()) - share) < 1
 
 
 def test_sizes_by_hand() -> None:
@@ -89,10 +89,10 @@ def test_equal_remainders_are_drawn_by_lot() -> None:
     """40 clients with one row of each of 10 labels: each label is tested somewhere, and trained somewhere."""
     owner, labels = np.repeat(np.arange(40), 10), np.tile(np.arange(10), 40)
     part = assign_parts(owner, labels, 40, test=0.2, validation=0.0, generator=rng())
-    tested = np.bincount(labels[part == 2], minlength=10)
-    assert tested.sum() == 80
-    assert tested.min() > 0
-    assert tested.max() < 20
+    counts = np.bincount(labels[part == 2], minlength=10)
+    assert counts.sum() == 80
+    assert counts.min() > 0
+    assert counts.max() < 20
 
 
 def test_a_given_mask_is_kept() -> None:

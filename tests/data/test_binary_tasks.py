@@ -44,11 +44,11 @@ def test_tasks_are_balanced_and_disjoint(numbered):
 
 
 def test_the_seed_draws_everything(numbered):
-    def drawn(seed):
+    def draw(seed):
         return mo.data.binary_tasks("numbered", clients=5, per_class=3, seed=seed).columns["x"].tolist()
 
-    assert drawn(0) == drawn(0)
-    assert drawn(0) != drawn(1)
+    assert draw(0) == draw(0)
+    assert draw(0) != draw(1)
 
 
 def test_merged_classes_are_drawn_until_they_have_enough_rows(monkeypatch):
@@ -66,9 +66,9 @@ def test_features_are_standardised_over_training_rows(monkeypatch):
     pool = {"x": rng.normal(5, 3, size=(400, 2)).astype(np.float32), "y": np.arange(400) % 8}
     monkeypatch.setitem(SOURCES, "table", lambda: Source(pool, 8, standardise=2))
     fed = mo.data.binary_tasks("table", clients=4, per_class=5)
-    seen = fed.columns["x"][fed.all_rows("train")]
-    np.testing.assert_allclose(seen.mean(0), 0, atol=1e-5)
-    np.testing.assert_allclose(seen.std(0), 1, atol=1e-5)
+    train = fed.columns["x"][fed.all_rows("train")]
+    np.testing.assert_allclose(train.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(train.std(0), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -99,11 +99,11 @@ def test_principal_components_are_those_of_the_training_rows():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(60, 5)) @ rng.normal(size=(5, 5)) + 7
     fed = mo.data.from_arrays({"x": x, "y": np.zeros(60)}, client=np.arange(60) % 3, test=0.4)
-    made = mo.data.principal_components(fed, 2)
-    seen = fed.columns["x"][fed.all_rows("train")]
-    values, vectors = np.linalg.eigh(np.cov(seen.T))
+    components = mo.data.principal_components(fed, 2)
+    train = fed.columns["x"][fed.all_rows("train")]
+    values, vectors = np.linalg.eigh(np.cov(train.T))
     axes = vectors[:, np.argsort(values)[::-1][:2]]
     axes = axes * np.sign(axes[np.abs(axes).argmax(0), [0, 1]])
-    np.testing.assert_allclose(made.columns["x"], (fed.columns["x"] - seen.mean(0)) @ axes, atol=1e-4)
+    np.testing.assert_allclose(components.columns["x"], (fed.columns["x"] - train.mean(0)) @ axes, atol=1e-4)
     with pytest.raises(MoietyError, match=r"^`count` must be <= 5"):
         mo.data.principal_components(fed, 6)

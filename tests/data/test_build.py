@@ -64,16 +64,16 @@ def test_every_row_is_kept_once_with_its_client(
 
 def test_another_seed_is_another_split() -> None:
     columns, client = {"row": np.arange(200)}, np.arange(200) % 4
-    made = [from_arrays(columns, client, seed=s).columns["row"].tolist() for s in (0, 1, np.int64(1))]
-    assert made[0] != made[1]
-    assert made[1] == made[2]
+    rows = [from_arrays(columns, client, seed=s).columns["row"].tolist() for s in (0, 1, np.int64(1))]
+    assert rows[0] != rows[1]
+    assert rows[1] == rows[2]
 
 
 def test_dtypes() -> None:
-    given_types = {"a": "f2", "b": "f4", "c": "f8", "d": "?", "e": "u1", "f": "i2", "g": "u4", "y": "u1"}
-    fed = from_arrays({k: np.ones(3, dtype=t) for k, t in given_types.items()}, [0, 0, 0])
-    wanted = {"a": "f4", "b": "f4", "c": "f8", "d": "?", "e": "u1", "f": "i8", "g": "i8", "y": "i8"}
-    assert {k: c.dtype for k, c in fed.columns.items()} == {k: np.dtype(t) for k, t in wanted.items()}
+    types = {"a": "f2", "b": "f4", "c": "f8", "d": "?", "e": "u1", "f": "i2", "g": "u4", "y": "u1"}
+    fed = from_arrays({k: np.ones(3, dtype=t) for k, t in types.items()}, [0, 0, 0])
+    expected = {"a": "f4", "b": "f4", "c": "f8", "d": "?", "e": "u1", "f": "i8", "g": "i8", "y": "i8"}
+    assert {k: c.dtype for k, c in fed.columns.items()} == {k: np.dtype(t) for k, t in expected.items()}
     assert fed.classes == 2
 
 

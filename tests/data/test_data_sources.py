@@ -47,10 +47,10 @@ def test_images_with_a_test_set(write: Write, name: str, file: str, side: int) -
     write(file, **a, y_train=labels(40, 10), y_test=labels(200, 10))
     source = SOURCES[name]()
     assert source.test is not None
-    for got, raw in ((source.columns["x"], a["x_train"]), (source.test["x"], a["x_test"])):
-        assert got.dtype == np.float32
-        assert got.shape == (len(raw), 1, side, side)
-        np.testing.assert_allclose(got[:, 0] * 255, raw, atol=1e-4)
+    for x, raw in ((source.columns["x"], a["x_train"]), (source.test["x"], a["x_test"])):
+        assert x.dtype == np.float32
+        assert x.shape == (len(raw), 1, side, side)
+        np.testing.assert_allclose(x[:, 0] * 255, raw, atol=1e-4)
     assert source.columns["y"].tolist() == labels(40, 10).tolist()
     fed = load(name, clients=4, test_per_client=10)
     assert (fed.sizes("train").tolist(), fed.sizes("test").tolist()) == ([10] * 4, [10] * 4)
@@ -113,10 +113,10 @@ def test_uci_har(write: Write) -> None:
     raw = load("uci_har", test=0)
     assert raw.columns["x"].dtype == np.float32
     np.testing.assert_array_equal(raw.columns["x"], signals.astype(np.float32))
-    made = load("uci_har", features="statistics", test=0)
-    want = (statistics - statistics.mean(0)) / statistics.std(0)
-    np.testing.assert_allclose(made.columns["x"], want, atol=1e-5)
-    assert made.spec["features"] == "statistics"
+    fed = load("uci_har", features="statistics", test=0)
+    expected = (statistics - statistics.mean(0)) / statistics.std(0)
+    np.testing.assert_allclose(fed.columns["x"], expected, atol=1e-5)
+    assert fed.spec["features"] == "statistics"
 
 
 def test_covtype(write: Write) -> None:
@@ -125,12 +125,12 @@ def test_covtype(write: Write) -> None:
     x[:, 0] = 7
     soil, client = np.array([3, 0, 39, 3, 1, 1, 2, 0], dtype=np.uint8), np.repeat([0, 1], 4).astype(np.uint8)
     write("covtype15k.npz", X=x, soil=soil, y=labels(8, 7), client=client)
-    got = load("covtype", test=0).columns["x"]
-    assert got.shape == (8, 50)
-    assert got[:, 0].tolist() == [0.0] * 8
-    np.testing.assert_allclose(got[:, 1:10], (x[:, 1:] - x[:, 1:].mean(0)) / x[:, 1:].std(0), atol=1e-5)
-    assert got[:, 10:].argmax(axis=1).tolist() == soil.tolist()
-    assert got[:, 10:].sum(axis=1).tolist() == [1.0] * 8
+    features = load("covtype", test=0).columns["x"]
+    assert features.shape == (8, 50)
+    assert features[:, 0].tolist() == [0.0] * 8
+    np.testing.assert_allclose(features[:, 1:10], (x[:, 1:] - x[:, 1:].mean(0)) / x[:, 1:].std(0), atol=1e-5)
+    assert features[:, 10:].argmax(axis=1).tolist() == soil.tolist()
+    assert features[:, 10:].sum(axis=1).tolist() == [1.0] * 8
     write("covtype15k.npz", X=x, soil=soil + 1, y=labels(8, 7), client=client)
     with pytest.raises(MoietyError, match=r"soil` must be integers from 0 to 39, got others. Get the file again."):
         load("covtype")
@@ -201,7 +201,7 @@ def test_cifar10(write: Write) -> None:
 
 def test_missing_folder_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hint = "To make the file, run: moiety data fetch letter."
-    for value, got in [
+    for value, problem in [
         (None, "nothing: it is not set"),
         ("", "nothing: it is not set"),
         (str(tmp_path / "none"), f"{tmp_path / 'none'}, which is no folder"),
@@ -213,14 +213,14 @@ def test_missing_folder_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             monkeypatch.setenv("MOIETY_DATA", value)
         with pytest.raises(MoietyError) as error:
             load("letter", clients=2)
-        assert str(error.value) == f"`MOIETY_DATA` must be a folder that holds letter.npz, got {got}. {hint}"
+        assert str(error.value) == f"`MOIETY_DATA` must be a folder that holds letter.npz, got {problem}. {hint}"
 
 
-@pytest.mark.parametrize("kept", [0, 10, 300, -30])
-def test_damaged_files(tmp_path: Path, write: Write, kept: int) -> None:
+@pytest.mark.parametrize("end", [0, 10, 300, -30])
+def test_damaged_files(tmp_path: Path, write: Write, end: int) -> None:
     write("letter.npz", X=pixels(60, 16), y=labels(60, 26), n_train=np.int64(40))
     path = tmp_path / "letter.npz"
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(MoietyError) as error:
         load("letter", clients=2)
     assert (
@@ -234,10 +234,10 @@ def test_a_damaged_head_of_an_array(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     stream = io.BytesIO()
     np.save(stream, pixels(60, 16))
     for head in (b"'shape': )60, 16)", b"'shape': (60, 16,", b" 'shape'(60, 16)\n"):
-        damaged = re.sub(rb"'shape': \(60, 16\)", head.ljust(17), stream.getvalue())
+        content = re.sub(rb"'shape': \(60, 16\)", head.ljust(17), stream.getvalue())
         with zipfile.ZipFile(tmp_path / "letter.npz", "w") as archive:
             for name in ("X", "y", "n_train"):
-                archive.writestr(f"{name}.npy", damaged)
+                archive.writestr(f"{name}.npy", content)
         with pytest.raises(MoietyError, match=r"^`letter.npz` must be a readable npz archive, got a damaged one"):
             load("letter", clients=2)
 
@@ -313,8 +313,8 @@ def test_real_shakespeare() -> None:
     with np.load(Path(os.environ["MOIETY_DATA"]) / "shakespeare_roles.npz") as file:
         vocabulary, start, text = str(file["vocab"]), int(file["offsets"][5]), file["codes"]
     first = np.flatnonzero(source.client == 5)[0] if source.client is not None else 0
-    wanted = "".join(vocabulary[c] for c in text[start : start + 80])
-    assert "".join(vocabulary[c] for c in source.columns["x"][first]) == wanted
+    excerpt = "".join(vocabulary[c] for c in text[start : start + 80])
+    assert "".join(vocabulary[c] for c in source.columns["x"][first]) == excerpt
 
 
 @needs_data

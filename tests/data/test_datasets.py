@@ -116,8 +116,8 @@ def test_texts_as_labels_become_classes_and_predictions_are_names(tmp_path):
     assert set(run.predict("a", x[:3]).tolist()) <= set(fed.class_names)
     fed.save(tmp_path / "saved")
     assert mo.data.open_folder(tmp_path / "saved").class_names == fed.class_names
-    dealt = mo.data.from_datasets(Table(x=x, y=kinds), partition=mo.data.classes_per_client(2), clients=2, seed=1)
-    assert dealt.class_names == fed.class_names
+    other = mo.data.from_datasets(Table(x=x, y=kinds), partition=mo.data.classes_per_client(2), clients=2, seed=1)
+    assert other.class_names == fed.class_names
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,6 @@ def test_texts_as_labels_become_classes_and_predictions_are_names(tmp_path):
     ],
 )
 def test_what_is_wrong_is_one_line(call, line):
-    with pytest.raises(MoietyError, match=line) as raised:
+    with pytest.raises(MoietyError, match=line) as error:
         call()
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(error.value)

@@ -54,8 +54,8 @@ def test_an_int_that_is_another_clients_name_is_refused(ids: object) -> None:
     for one in (1, np.int64(1)):
         with pytest.raises(MoietyError) as error:
             fed.index(one)
-        wanted = "`client` must be one client, got 1, which is the name of one and the position of client '2'."
-        assert str(error.value) == f'{wanted} Say "1" for the name, or data.ids[1] for the position.'
+        text = "`client` must be one client, got 1, which is the name of one and the position of client '2'."
+        assert str(error.value) == f'{text} Say "1" for the name, or data.ids[1] for the position.'
     assert [fed.index(client) for client in ("1", fed.ids[1], 0)] == [0, 1, 0]
     assert [fed.position(client) for client in ("1", 1, 0)] == [0, 1, 0]
     assert fed.rows(1) == (4, 5)
@@ -129,11 +129,11 @@ def test_every_single_value_of_a_large_column_counts(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(digest, "CHUNK_BYTES", 1 << 20)
     x = np.zeros(1_000_000)
     fed = FederatedData({"x": x}, np.array([[0, 10, 10, 10], [10, 1_000_000, 1_000_000, 1_000_000]]), ["ann", "bob"])
-    was = fed.digest()
-    assert fed.explain_difference(was) == ""
+    before = fed.digest()
+    assert fed.explain_difference(before) == ""
     for at in (0, 9, 10, 63, 4096, 333_333, 524_288, 777_777, 999_999):
         x[at] = 1e-300
-        assert fed.explain_difference(was) == f"other values in column x, client {'ann' if at < 10 else 'bob'}"
+        assert fed.explain_difference(before) == f"other values in column x, client {'ann' if at < 10 else 'bob'}"
         x[at] = 0.0
 
 
@@ -143,15 +143,16 @@ def test_a_difference_has_a_place() -> None:
     bounds = np.stack([rows, rows + 1, rows + 1, rows + 1], axis=1)
     x, y = np.zeros((1000, 2), np.float32), np.zeros(1000, np.int64)
     fed = FederatedData({"x": x, "y": y}, bounds, Numbered(1000))
-    was = fed.digest()
+    before = fed.digest()
     for at in (0, 500, 999):
         y[at] = 1
         place = re.fullmatch(
-            r"other values in column y, (?:one of the clients (\d+) to (\d+)|client (\d+))", fed.explain_difference(was)
+            r"other values in column y, (?:one of the clients (\d+) to (\d+)|client (\d+))",
+            fed.explain_difference(before),
         )
-        assert place, fed.explain_difference(was)
-        first, last, alone = place.groups()
-        assert int(first or alone) <= at <= int(last or alone) <= int(first or alone) + 20
+        assert place, fed.explain_difference(before)
+        first, last, single = place.groups()
+        assert int(first or single) <= at <= int(last or single) <= int(first or single) + 20
         y[at] = 0
     for other, text in [
         ({"columns": {"x": x, "z": y}}, "no column y"),
@@ -160,7 +161,7 @@ def test_a_difference_has_a_place() -> None:
         ({"bounds": bounds - [[0, 1, 0, 0]]}, "other rows for clients or parts"),
         ({"ids": [str(i) for i in range(999)] + ["last"]}, "other names of clients"),
     ]:
-        assert replace(fed, **other).explain_difference(was) == text
+        assert replace(fed, **other).explain_difference(before) == text
 
 
 def test_summary_by_hand() -> None:
@@ -198,5 +199,5 @@ def test_numbered_names() -> None:
 
 def test_importing_the_package_leaves_torch_alone() -> None:
     code = "import sys, moiety.data; print('torch' in sys.modules, 'sklearn' in sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.split() == ["False", "False"]
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["False", "False"]

@@ -50,12 +50,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def offer(publisher: Publisher, monkeypatch: pytest.MonkeyPatch, name: str, **changes: Any) -> dict[str, np.ndarray]:
     """Publish the small files of a data set; the arrays that they must become."""
-    made, arrays = small.MAKERS[name]()
-    monkeypatch.setitem(DATA_SETS, name, publisher.publish(name, made, **changes))
+    files, arrays = small.MAKERS[name]()
+    monkeypatch.setitem(DATA_SETS, name, publisher.publish(name, files, **changes))
     return arrays
 
 
-def left(folder: Path) -> set[str]:
+def list_files(folder: Path) -> set[str]:
     """All files below a folder, those that a write leaves beside a place included."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
@@ -65,21 +65,21 @@ FETCHED = [name for name, row in DATA_SETS.items() if not row.by_hand]
 
 @pytest.mark.parametrize("name", FETCHED)
 def test_every_set_is_fetched_converted_and_read(name, publisher, cache, monkeypatch) -> None:
-    wanted = offer(publisher, monkeypatch, name)
+    arrays = offer(publisher, monkeypatch, name)
     path = fetch(name)
     assert path == cache / DATA_SETS[name].file
     with np.load(path, allow_pickle=False) as file:
-        for key in set(file.files) & set(wanted):
-            np.testing.assert_array_equal(file[key], wanted[key])
+        for key in set(file.files) & set(arrays):
+            np.testing.assert_array_equal(file[key], arrays[key])
     record = json.loads((cache / f"{path.name}.json").read_text())
     assert record["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert [each["name"] for each in record["originals"]] == [each.name for each in DATA_SETS[name].originals]
-    asked = len(publisher.asked)
+    count = len(publisher.asked)
     first = path.read_bytes()
     assert fetch(name) == path
-    assert len(publisher.asked) == asked  # it is there
+    assert len(publisher.asked) == count  # it is there
     fetch(name, again=True)
-    assert len(publisher.asked) == asked  # the originals are there
+    assert len(publisher.asked) == count  # the originals are there
     assert path.read_bytes() == first  # the same bytes each time
     if name != "letter":  # its first 16,000 rows are for training, and there are 8
         source = mo.data.SOURCES[name]()  # without a warning, which would be an error
@@ -100,7 +100,7 @@ def test_every_other_set_is_read_from_the_users_files(name, publisher, cache, mo
     offer(publisher, monkeypatch, name)
     with pytest.raises(MoietyError, match=r"`--from` must be a folder that holds the (file|folder) .*, got None"):
         fetch(name)
-    assert {path.rpartition("/")[0] for path in left(cache)} <= {"originals/gldv2"}  # what could be fetched
+    assert {path.rpartition("/")[0] for path in list_files(cache)} <= {"originals/gldv2"}  # what could be fetched
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         path = fetch(name, originals=tmp_path / "mine")
@@ -126,7 +126,7 @@ def test_the_command_prints_terms_source_and_checksum(publisher, cache, monkeypa
     assert "MOIETY_DATA: not set" in capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], words: str, *argv: str) -> None:
+def check_refusal(capsys: pytest.CaptureFixture[str], words: str, *argv: str) -> None:
     """The command ends with 2 and one line that holds these words."""
     capsys.readouterr()
     assert main(["data", "fetch", *argv]) == 2
@@ -140,9 +140,9 @@ def test_a_wrong_checksum_is_tried_again_and_leaves_nothing(publisher, cache, mo
     offer(publisher, monkeypatch, NAME)
     (path,) = publisher.files
     publisher.files[path] = b"X" + publisher.files[path][1:]
-    refused(capsys, "got a file of another checksum than sha256:", NAME)
+    check_refusal(capsys, "got a file of another checksum than sha256:", NAME)
     assert len(publisher.asked) == 1 + RETRIES
-    assert left(cache) == set()
+    assert list_files(cache) == set()
 
 
 def test_a_connection_that_breaks_is_tried_again(publisher, cache, monkeypatch, capsys) -> None:
@@ -154,8 +154,8 @@ def test_a_connection_that_breaks_is_tried_again(publisher, cache, monkeypatch, 
     for file in (cache / FILE, *(cache / "originals").rglob("*.zip")):
         file.unlink()
     publisher.broken[path] = 100
-    refused(capsys, "got ChunkedEncodingError from http://127.0.0.1", NAME)
-    assert left(cache) == {f"{FILE}.json"}
+    check_refusal(capsys, "got ChunkedEncodingError from http://127.0.0.1", NAME)
+    assert list_files(cache) == {f"{FILE}.json"}
 
 
 def test_a_second_address_is_asked_where_the_first_fails(publisher, cache, monkeypatch) -> None:
@@ -175,35 +175,35 @@ def test_a_web_page_in_the_place_of_an_archive(name, publisher, cache, monkeypat
     offer(publisher, monkeypatch, name)
     (path,) = publisher.files
     publisher.files[path] = PAGE[: len(publisher.files[path])]
-    refused(capsys, "got a web page in its place from", name)
+    check_refusal(capsys, "got a web page in its place from", name)
     assert len(publisher.asked) == 1
-    assert left(cache) == set()
+    assert list_files(cache) == set()
 
 
 def test_nobody_answers(cache, publisher, monkeypatch, capsys) -> None:
     offer(publisher, monkeypatch, NAME)
     publisher.files.clear()
-    refused(capsys, "got HTTPError from", NAME)
+    check_refusal(capsys, "got HTTPError from", NAME)
     row = DATA_SETS[NAME]
     (original,) = row.originals
     away = mo.data.catalogue.Original(name=original.name, addresses=("http://127.0.0.1:1/x.zip",))
     monkeypatch.setitem(DATA_SETS, NAME, type(row)(**{**vars(row), "originals": (away,)}))
-    refused(capsys, "got ConnectionError from http://127.0.0.1:1/x.zip. Fetch the file yourself", NAME)
+    check_refusal(capsys, "got ConnectionError from http://127.0.0.1:1/x.zip. Fetch the file yourself", NAME)
 
 
 def test_more_bytes_than_the_file_may_have(publisher, cache, monkeypatch, capsys) -> None:
     offer(publisher, monkeypatch, NAME)
     (path,) = publisher.files
     publisher.files[path] += b"\0" * 1000
-    refused(capsys, "bytes from http://127.0.0.1", NAME)
+    check_refusal(capsys, "bytes from http://127.0.0.1", NAME)
     assert len(publisher.asked) == 1
-    assert left(cache) == set()
+    assert list_files(cache) == set()
 
 
 def test_an_archive_that_unpacks_to_too_much(publisher, cache, monkeypatch, capsys) -> None:
     offer(publisher, monkeypatch, NAME)
     monkeypatch.setattr(archives, "MOST_BYTES", 100)
-    refused(capsys, "must be at most 100 bytes when unpacked", NAME)
+    check_refusal(capsys, "must be at most 100 bytes when unpacked", NAME)
     assert not (cache / FILE).exists()
 
 
@@ -223,7 +223,7 @@ def test_a_full_disk_at_every_call_leaves_no_half_file(publisher, cache, monkeyp
 
     monkeypatch.setattr(moiety_files, "system_call", call)
     fetch(NAME)
-    whole, total, first = left(cache), calls, (cache / FILE).read_bytes()
+    whole, total, first = list_files(cache), calls, (cache / FILE).read_bytes()
     assert total > 10
     for at in range(1, total + 1):
         failing = at
@@ -234,7 +234,7 @@ def test_a_full_disk_at_every_call_leaves_no_half_file(publisher, cache, monkeyp
         except MoietyError as error:
             assert "No space left on device" in str(error)  # noqa: PT017
         # Whole files or none: what is there is as it would be without the failure.
-        assert left(cache) <= whole if cache.exists() else True
+        assert list_files(cache) <= whole if cache.exists() else True
         if (cache / FILE).exists():
             assert (cache / FILE).read_bytes() == first
     calls, failing = 0, 10**9
@@ -279,9 +279,9 @@ def test_moiety_data_comes_first(publisher, cache, monkeypatch, tmp_path) -> Non
 
 
 def test_sets_of_one_archive_share_it_and_others_do_not(publisher, cache, monkeypatch) -> None:
-    made, _ = small.emnist("byclass", 0)
+    files, _ = small.emnist("byclass", 0)
     other, _ = small.emnist("digits", 0)
-    with zipfile.ZipFile(io.BytesIO(made["gzip.zip"])) as a, zipfile.ZipFile(io.BytesIO(other["gzip.zip"])) as b:
+    with zipfile.ZipFile(io.BytesIO(files["gzip.zip"])) as a, zipfile.ZipFile(io.BytesIO(other["gzip.zip"])) as b:
         both = {name: archive.read(name) for archive in (a, b) for name in archive.namelist()}
     row = publisher.publish("emnist", {"gzip.zip": small.zip_of(both)})
     monkeypatch.setitem(DATA_SETS, "emnist", row)
@@ -323,12 +323,12 @@ def test_lossless_pictures_are_preferred(publisher, cache, monkeypatch, tmp_path
     with note_files() as files:
         assert len(mo.data.SOURCES["cifar10"]().columns["y"]) == 6
     assert [use["name"] for use in files.values()] == ["cifar10-jpeg"]
-    wanted = offer(publisher, monkeypatch, "cifar10")
+    arrays = offer(publisher, monkeypatch, "cifar10")
     fetch("cifar10")
     with note_files() as files:
         x = mo.data.SOURCES["cifar10"]().columns["x"]
     assert [(use["name"], use["state"]) for use in files.values()] == [("cifar10", "made")]
-    np.testing.assert_array_equal(np.rint(x * 255), wanted["x_train"].transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(np.rint(x * 255), arrays["x_train"].transpose(0, 3, 1, 2))
     assert len(mo.data.SOURCES["cifar10-jpeg"]().columns["y"]) == 6
 
 
@@ -371,5 +371,5 @@ def test_one_file_of_the_user_is_not_all_of_them(publisher, cache, monkeypatch, 
 
 
 def test_names_that_nobody_knows(cache, capsys) -> None:
-    refused(capsys, "Did you mean", "emnst")
-    refused(capsys, "must be a file or folder that exists", NAME, "--from", "/nowhere")
+    check_refusal(capsys, "Did you mean", "emnst")
+    check_refusal(capsys, "must be a file or folder that exists", NAME, "--from", "/nowhere")

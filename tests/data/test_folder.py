@@ -45,8 +45,8 @@ def test_round_trip(tmp_path: Path, names: bool) -> None:
 
 def test_spec_is_kept(tmp_path: Path) -> None:
     fed = make()
-    made = FederatedData(fed.columns, fed.bounds, fed.ids, spec={"name": "digits", "partition": {"name": "iid"}})
-    made.save(tmp_path / "d")
+    data = FederatedData(fed.columns, fed.bounds, fed.ids, spec={"name": "digits", "partition": {"name": "iid"}})
+    data.save(tmp_path / "d")
     assert open_folder(tmp_path / "d").spec == {"name": "digits", "partition": {"name": "iid"}}
 
 
@@ -61,20 +61,20 @@ def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 def test_every_call_of_a_save_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool) -> None:
     """Either the folder is there and whole, or there is none; one line says so, and the next try succeeds."""
-    counted = Disk()
+    counter = Disk()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system_call", counted)
+        patch.setattr(files, "system_call", counter)
         make().save(tmp_path / "whole")
-    assert counted.calls.count("fsync") > 10
-    assert {"open", "write", "fsync", "replace", "rename", "mkdir"} == set(counted.calls)
-    for n, call in enumerate(counted.calls):
+    assert counter.calls.count("fsync") > 10
+    assert {"open", "write", "fsync", "replace", "rename", "mkdir"} == set(counter.calls)
+    for n, call in enumerate(counter.calls):
         disk, target = Disk(n, for_good=for_good), tmp_path / f"{n}"
         with monkeypatch.context() as patch:
             patch.setattr(files, "system_call", disk)
             with pytest.raises(MoietyError, match=r"^`out` must be a folder that can be written, got [^\n]*$"):
                 make().save(target)
         if target.exists():  # only the flush after the rename failed
-            assert n == len(counted.calls) - 1
+            assert n == len(counter.calls) - 1
         elif not for_good:
             assert {p.name for p in tmp_path.iterdir()} == {"whole"}, call
         if not target.exists():
@@ -121,8 +121,8 @@ def test_every_byte_counts(tmp_path: Path) -> None:
         content = path.read_bytes()
         bits = range(0, 8 * len(content), 1 if NIGHTLY else 37)
         damages = [_flip(content, bit) for bit in bits] + [content[: len(content) // 2], content + b"\n"]
-        for damaged in damages:
-            path.write_bytes(damaged)
+        for damage in damages:
+            path.write_bytes(damage)
             (problem,) = verify(tmp_path / "d")
             assert file in problem or f"other values in column {path.stem}" in problem, problem
             assert "\n" not in problem
@@ -148,15 +148,15 @@ def test_a_folder_of_an_older_format(tmp_path: Path, capsys: pytest.CaptureFixtu
     """It was written before ``meta.json`` had a checksum: one line with both numbers, and nothing is touched."""
     old = Path(shutil.copytree(Path(__file__).parent / "format_2", tmp_path / "old"))
     before = {p: p.read_bytes() for p in old.rglob("*") if p.is_file()}
-    wanted = (
+    pattern = (
         r"^`folder` must be of format 3, got format 2 in [^\n]*meta.json\. Use the version of moiety that wrote it\.$"
     )
-    with pytest.raises(MoietyError, match=wanted):
+    with pytest.raises(MoietyError, match=pattern):
         open_folder(old)
-    with pytest.raises(MoietyError, match=wanted):
+    with pytest.raises(MoietyError, match=pattern):
         from_spec({"name": "folder", "path": str(old)})
     assert main(["verify", str(old)]) == 2
-    assert re.fullmatch(wanted[1:-1] + "\n", capsys.readouterr().err.removeprefix("moiety: "))
+    assert re.fullmatch(pattern[1:-1] + "\n", capsys.readouterr().err.removeprefix("moiety: "))
     assert {p: p.read_bytes() for p in old.rglob("*") if p.is_file()} == before
 
 
@@ -172,11 +172,11 @@ def test_the_folder_appears_by_one_rename(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("file", ["columns/x.npy", "columns/y.npy", "bounds.npy", "ids.npy"])
-@pytest.mark.parametrize("kept", [0, 40, -1])
-def test_truncated_files_are_named(tmp_path: Path, file: str, kept: int) -> None:
+@pytest.mark.parametrize("end", [0, 40, -1])
+def test_truncated_files_are_named(tmp_path: Path, file: str, end: int) -> None:
     make().save(tmp_path / "d")
     path = tmp_path / "d" / file
-    path.write_bytes(path.read_bytes()[:kept])
+    path.write_bytes(path.read_bytes()[:end])
     with pytest.raises(MoietyError) as error:
         open_folder(tmp_path / "d")
     assert f"{file} is missing, truncated or damaged. Save the data again." in str(error.value)
@@ -188,14 +188,14 @@ def test_missing_and_foreign_files(tmp_path: Path) -> None:
         open_folder(tmp_path / "none")
     with pytest.raises(MoietyError, match=r"^`meta.json` must be as it was written, got .*Save the data again\.$"):
         open_folder(tmp_path)
-    for text, said in {
+    for text, message in {
         "{": "`meta.json` must be as it was written",
         "[]": "`meta.json` must be as it was written",
         json.dumps({"format": "other"}): "of format 3, got format other",
         json.dumps({"format": "moiety data 1"}): "of format 3, got format 1",
     }.items():
         (tmp_path / "meta.json").write_text(text)
-        with pytest.raises(MoietyError, match=said):
+        with pytest.raises(MoietyError, match=message):
             open_folder(tmp_path)
 
 
@@ -278,14 +278,14 @@ def test_a_change_is_noticed_though_the_digest_is_kept(
 ) -> None:
     """Also where the file has the size and the time that it had."""
     make().save(tmp_path / "d")
-    opened, path = open_folder(tmp_path / "d"), tmp_path / "d/columns/x.npy"
-    before, was = os.stat(path), opened.digest()
+    fed, path = open_folder(tmp_path / "d"), tmp_path / "d/columns/x.npy"
+    before, digest = os.stat(path), fed.digest()
     change(path)  # type: ignore[operator]
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert os.stat(path).st_size == before.st_size
     # What is mapped already is what counts for who has it: the changed file, or the one that was there before.
-    seen = "other values in column x, client zoë" if change is change_in_place else ""
-    assert opened.explain_difference(was) == seen
+    difference = "other values in column x, client zoë" if change is change_in_place else ""
+    assert fed.explain_difference(digest) == difference
     for _ in range(2):
         with pytest.raises(MoietyError, match="must be as it was saved, got other values in column x, client zoë"):
             open_folder(tmp_path / "d")
@@ -296,16 +296,16 @@ def test_a_digest_that_cannot_be_kept_or_is_damaged_is_made_again(
 ) -> None:
     """As in a read-only folder: here a folder stands in the file's place, which root cannot write either."""
     make().save(tmp_path / "d")
-    beside = tmp_path / "d/columns/x.npy.digest"
-    beside.mkdir()
+    file = tmp_path / "d/columns/x.npy.digest"
+    file.mkdir()
     for _ in range(2):
         assert open_folder(tmp_path / "d").fingerprint() == make().fingerprint()
     assert read_columns.count((5, 2)) == 1 + 2 + 2  # saving, two times opening, and the two of make()
-    beside.rmdir()
+    file.rmdir()
     open_folder(tmp_path / "d")
-    content = beside.read_bytes()
+    content = file.read_bytes()
     for at in range(0, len(content), 7):
-        beside.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
         assert open_folder(tmp_path / "d").fingerprint() == make().fingerprint()
 
 
@@ -323,14 +323,14 @@ def test_a_file_can_name_data_of_ones_own(tmp_path, monkeypatch):
     )
     fed.save(tmp_path / "own")
     monkeypatch.chdir(tmp_path)
-    opened = open_folder("own")
-    assert opened.spec == {"name": "folder", "path": "own"}
-    assert from_spec(opened.spec).fingerprint() == fed.fingerprint()
-    opened.save("copy")
+    own = open_folder("own")
+    assert own.spec == {"name": "folder", "path": "own"}
+    assert from_spec(own.spec).fingerprint() == fed.fingerprint()
+    own.save("copy")
     assert open_folder("copy").spec == {"name": "folder", "path": "copy"}  # and not where it once was
-    trained = from_spec(opened.with_validation_in_train().spec)
-    assert trained.sizes("train").tolist() == [3, 3]
-    assert trained.fingerprint() == fed.with_validation_in_train().fingerprint()
+    other = from_spec(own.with_validation_in_train().spec)
+    assert other.sizes("train").tolist() == [3, 3]
+    assert other.fingerprint() == fed.with_validation_in_train().fingerprint()
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def test_standardising_from_client_sums_is_that_of_scikit_learn(monkeypatch: pyt
     np.testing.assert_allclose(means, oracle.mean_, rtol=1e-12, atol=0)
     np.testing.assert_allclose(scales, oracle.scale_, rtol=1e-12, atol=0)
     near = [0, 1, 2, 4]  # "far" has 16 digits less 9 after the subtraction, whoever does it
-    want, got = oracle.transform(raw.columns["x"]), fed.columns["x"]
-    np.testing.assert_allclose(got[:, near], want[:, near], rtol=0, atol=1e-12)
-    np.testing.assert_allclose(got[:, 3], want[:, 3], rtol=0, atol=1e-6)
+    expected, actual = oracle.transform(raw.columns["x"]), fed.columns["x"]
+    np.testing.assert_allclose(actual[:, near], expected[:, near], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(actual[:, 3], expected[:, 3], rtol=0, atol=1e-6)
     guess = raw.at(0)["x"].mean(axis=0)
     by_client = add_sums([sum_rows(raw.at(k)["x"], guess) for k in range(len(raw))])
     np.testing.assert_allclose(by_client.mean, oracle.mean_, rtol=1e-12, atol=0)
@@ -63,12 +63,12 @@ def test_standardising_from_client_sums_is_that_of_scikit_learn(monkeypatch: pyt
 def test_rows_are_those_that_from_arrays_makes_of_the_same_columns() -> None:
     names = ["row", "small", "large", "far", "constant"]
     columns = {"x": NUMBERS[names].to_numpy(), "y": (NUMBERS["y"] > 0).to_numpy().astype(int)}
-    want = from_arrays(columns, client=NUMBERS["site"].to_numpy(dtype=str), test=0.3, validation=0.1, seed=4)
+    expected = from_arrays(columns, client=NUMBERS["site"].to_numpy(dtype=str), test=0.3, validation=0.1, seed=4)
     fed = load(NUMBERS.assign(y=columns["y"]), test=0.3, validation=0.1, seed=4)
-    for name, column in want.columns.items():
+    for name, column in expected.columns.items():
         np.testing.assert_array_equal(fed.columns[name], column)
-    np.testing.assert_array_equal(fed.bounds, want.bounds)
-    assert list(fed.ids) == list(want.ids)
+    np.testing.assert_array_equal(fed.bounds, expected.bounds)
+    assert list(fed.ids) == list(expected.ids)
 
 
 @pytest.mark.parametrize("missing", ["mean", "median", "indicator"])
@@ -85,10 +85,10 @@ def test_filling_is_that_of_scikit_learn_on_training_rows(missing: str) -> None:
     scale = StandardScaler().fit(fill.transform(numbers[trains]))
     commonest = SimpleImputer(strategy="most_frequent", missing_values=None).fit(words[trains])
     hot = OneHotEncoder(sparse_output=False).fit(commonest.transform(words[trains]))
-    want = [scale.transform(fill.transform(numbers)), hot.transform(commonest.transform(words))]
+    blocks = [scale.transform(fill.transform(numbers)), hot.transform(commonest.transform(words))]
     if missing == "indicator":
-        want += [MissingIndicator(features="all").fit_transform(numbers), (words == None)]  # noqa: E711
-    np.testing.assert_allclose(fed.columns["x"], np.hstack(want), rtol=0, atol=1e-12)
+        blocks += [MissingIndicator(features="all").fit_transform(numbers), (words == None)]  # noqa: E711
+    np.testing.assert_allclose(fed.columns["x"], np.hstack(blocks), rtol=0, atol=1e-12)
     assert fed.preprocessing is not None
     assert [each.missing for each in fed.preprocessing.features] == [
         int(np.isnan(numbers[trains]).sum()),
@@ -112,13 +112,13 @@ def test_categories_by_hand() -> None:
         fed = from_frame(frame, **options, categories={"code": "one-hot"})
     assert fed.preprocessing is not None
     assert fed.preprocessing.names == ["ward=u", "ward=v", "code=9", "code=10", "smoker"]
-    want = [[1, 0, 0, 1, 1], [0, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 1, 1, 0, 1], [0, 0, 1, 0, 0]]
-    assert fed.columns["x"].tolist() == want
+    expected = [[1, 0, 0, 1, 1], [0, 1, 1, 0, 0], [1, 0, 0, 1, 1], [0, 1, 1, 0, 1], [0, 0, 1, 0, 0]]
+    assert fed.columns["x"].tolist() == expected
     assert fed.class_names == ("2", "10")
     assert (fed.columns["y"].tolist(), [str(name) for name in fed.ids]) == ([0, 1, 0, 0, 1], ["1", "30"])
-    held = np.array([False, False, True, False, True])
+    mask = np.array([False, False, True, False, True])
     with pytest.warns(UserWarning, match="unknown"):
-        assert from_frame(frame, **{**options, "test": held}, drop=["held"]).sizes("test").tolist() == [1, 1]
+        assert from_frame(frame, **{**options, "test": mask}, drop=["held"]).sizes("test").tolist() == [1, 1]
     with pytest.warns(UserWarning, match="unknown"):
         coded = from_frame(frame, **options, categories="codes", features=["ward", "code"])
     assert coded.columns["x"].tolist() == [[0, 10], [1, 9], [0, 10], [1, 9], [2, 9]]  # 2: none of u, v
@@ -126,9 +126,9 @@ def test_categories_by_hand() -> None:
 
 def test_columns_that_are_left_out_may_hold_anything() -> None:
     frame = NUMBERS.assign(odd=[1, "x", [2]] * 100, date=pd.Timestamp("2024-01-01"), names=range(N))
-    want = load(NUMBERS).fingerprint()
-    assert load(frame, drop=["odd", "date", "names"]).fingerprint() == want
-    assert load(frame, features=["row", "small", "large", "far", "constant"]).fingerprint() == want
+    fingerprint = load(NUMBERS).fingerprint()
+    assert load(frame, drop=["odd", "date", "names"]).fingerprint() == fingerprint
+    assert load(frame, features=["row", "small", "large", "far", "constant"]).fingerprint() == fingerprint
 
 
 def test_categories_of_several_pieces_and_of_numbers() -> None:
@@ -142,7 +142,7 @@ def test_categories_of_several_pieces_and_of_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("y", "task", "names", "want"),
+    ("y", "task", "names", "expected"),
     [
         ([True, False, True], None, ("False", "True"), [1, 0, 1]),
         (["b", "a", "b"], None, ("a", "b"), [1, 0, 1]),
@@ -154,10 +154,10 @@ def test_categories_of_several_pieces_and_of_numbers() -> None:
         (pd.Categorical(["b", "a", "b"], categories=["b", "zz", "a"]), None, ("a", "b"), [1, 0, 1]),
     ],
 )
-def test_targets(y: Any, task: str | None, names: tuple[str, ...], want: list[float]) -> None:
+def test_targets(y: Any, task: str | None, names: tuple[str, ...], expected: list[float]) -> None:
     fed = from_frame(pd.DataFrame({"c": ["p"] * 3, "x": [1, 2, 3], "y": y}), client="c", target="y", task=task, test=0)
     assert fed.class_names == names
-    assert fed.columns["y"].tolist() == want
+    assert fed.columns["y"].tolist() == expected
     assert fed.classes == (len(names) or None)
 
 
@@ -211,10 +211,10 @@ def test_what_unseen_clients_have_changes_nothing_for_training() -> None:
     assert (len(fed), len(hidden)) == (3, 2)
     assert sorted([*map(str, fed.ids), *hidden]) == ["a", "b", "c", "d", "e"]
     other = NUMBERS.assign(small=np.where(NUMBERS["site"].isin(hidden), 5.0, NUMBERS["small"]))
-    changed = load(other, **options)
-    assert changed.unseen is not None
-    assert replace(changed, unseen=None).fingerprint() == replace(fed, unseen=None).fingerprint()
-    assert changed.explain_difference(fed.digest()) == "other clients that training never sees"
+    second = load(other, **options)
+    assert second.unseen is not None
+    assert replace(second, unseen=None).fingerprint() == replace(fed, unseen=None).fingerprint()
+    assert second.explain_difference(fed.digest()) == "other clients that training never sees"
     raw = load(NUMBERS, **{**options, "standardise": False})
     assert fed.preprocessing is not None
     means = [feature.mean for feature in fed.preprocessing.features]
@@ -225,7 +225,7 @@ def test_files_frames_blocks_and_places_of_storage_agree(tmp_path: Path, monkeyp
     frame = NUMBERS.assign(ward=RNG.choice(["u", "v"], N), w=RNG.random(N)).drop(columns="far")
     frame.loc[::7, "small"] = np.nan
     options: dict[str, Any] = {"missing": "median", "weights": "w", "unseen_clients": 0.2, "validation": 0.1}
-    want = load(frame, **options).fingerprint()
+    fingerprint = load(frame, **options).fingerprint()
     for name, part in (("a", frame[:100]), ("b", frame[100:])):
         part.to_csv(tmp_path / f"{name}.csv", index=False)
         part.to_parquet(tmp_path / f"{name}.parquet", row_group_size=30)
@@ -233,9 +233,9 @@ def test_files_frames_blocks_and_places_of_storage_agree(tmp_path: Path, monkeyp
     monkeypatch.setattr("moiety.data.tables.BLOCK_BYTES", 1000)
     paths = [tmp_path / "b.csv", tmp_path / "a.csv"]
     for data in (tmp_path / "*.csv", str(tmp_path / "*.parquet"), paths[::-1], frame):
-        assert load(data, **options).fingerprint() == want
-    assert load(tmp_path / "*.csv", on_disk=True, **options).fingerprint() == want
-    assert load(paths, **options).fingerprint() != want  # other rows come first
+        assert load(data, **options).fingerprint() == fingerprint
+    assert load(tmp_path / "*.csv", on_disk=True, **options).fingerprint() == fingerprint
+    assert load(paths, **options).fingerprint() != fingerprint  # other rows come first
 
 
 def test_a_file_is_read_in_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,9 +264,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     NUMBERS[:20].to_parquet(path)
 
     def read_and_change(*arguments: Any) -> Any:
-        read = read_roles(*arguments)
+        roles = read_roles(*arguments)
         NUMBERS[:rows].to_parquet(path)
-        return read
+        return roles
 
     monkeypatch.setattr("moiety.data.frame.read_roles", read_and_change)
     with pytest.raises(MoietyError, match="the same while it is read, got another number of rows"):
@@ -301,8 +301,8 @@ def test_a_folder_keeps_what_was_fitted_and_who_is_unseen(tmp_path: Path) -> Non
 
 def test_a_renamed_class_is_another_data_set() -> None:
     frame = NUMBERS.assign(y=RNG.choice(["ill", "well"], N))
-    was, now = load(frame), load(frame.replace({"well": "yell"}))
-    assert now.explain_difference(was.digest()).startswith("other names of classes")
+    old, new = load(frame), load(frame.replace({"well": "yell"}))
+    assert new.explain_difference(old.digest()).startswith("other names of classes")
 
 
 def test_preprocessing_goes_through_json() -> None:
@@ -326,27 +326,27 @@ def test_describe_by_hand() -> None:
         test="t",
         missing="mean",
     )
-    said = fed.describe()
-    assert [row["train"] for row in said.rows] == [3, 4, 1]
-    assert said.labels == {"no": 0.75, "yes": 0.25}
-    assert [row["commonest"] for row in said.rows] == ["no", "no", "yes"]
-    np.testing.assert_allclose([row["label_drift"] for row in said.rows], [1 / 12, 1 / 4, 3 / 4])
+    description = fed.describe()
+    assert [row["train"] for row in description.rows] == [3, 4, 1]
+    assert description.labels == {"no": 0.75, "yes": 0.25}
+    assert [row["commonest"] for row in description.rows] == ["no", "no", "yes"]
+    np.testing.assert_allclose([row["label_drift"] for row in description.rows], [1 / 12, 1 / 4, 3 / 4])
     ages = np.array([1, 2, 3, 1, 6, 7, 29 / 7, 9])  # the mean of the seven training rows that have an age
     means = np.array([2, (14 + 29 / 7) / 4, 9])
     np.testing.assert_allclose(
-        [row["feature_drift"] for row in said.rows], np.abs(means - ages.mean()) / ages.std(), rtol=1e-6
+        [row["feature_drift"] for row in description.rows], np.abs(means - ages.mean()) / ages.std(), rtol=1e-6
     )
-    assert said.missing == {"age": 1}
-    assert said.warnings == (
+    assert description.missing == {"age": 1}
+    assert description.warnings == (
         "2 clients of one label alone: b (no), c (yes).",
         "2 clients with too few rows to test: b, c.",
         "Different rows that several clients have: 1.",  # age 1, no
         "Different rows both for training and for testing or validation: 1.",  # age 3, yes
     )
-    text = str(said)
+    text = str(description)
     assert "no 75.0%, yes 25.0%" in text
     assert "3 (commonest label to rarest)" in text
-    assert said._repr_html_().count("<tr>") == len(said.lines())
+    assert description._repr_html_().count("<tr>") == len(description.lines())
 
 
 def test_duplicates_are_those_of_a_set_of_rows() -> None:

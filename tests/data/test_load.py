@@ -129,12 +129,12 @@ def test_own_test_set_follows_each_client(folder: Path) -> None:
     assert fed.sizes("validation").tolist() == [6] * 5
     for client in range(5):
         parts = [fed.client(client, part)["y"] for part in ("train", "validation", "test")]
-        dealt = np.bincount(np.concatenate(parts[:2]), minlength=6)
-        tested = np.bincount(parts[2], minlength=6)
+        counts = np.bincount(np.concatenate(parts[:2]), minlength=6)
+        tests = np.bincount(parts[2], minlength=6)
         for label in range(6):
-            share = Fraction(12 * int(dealt[label]), 24)
-            assert tested[label] == available[label] or abs(int(tested[label]) - share) < 1
-            assert tested[label] <= available[label]
+            share = Fraction(12 * int(counts[label]), 24)
+            assert tests[label] == available[label] or abs(int(tests[label]) - share) < 1
+            assert tests[label] <= available[label]
         rows = fed.client(client, "test")["x"]
         assert len(np.unique(rows, axis=0)) == len(rows)  # none twice within a client
     assert fed.spec["test_per_client"] == 12
@@ -157,9 +157,9 @@ def test_train_rows_standardise_all_rows(folder: Path) -> None:
     rows = fed.columns["x"][fed.all_rows("test")].astype(np.float64).round(3).tolist()
     near = np.array(sorted(scaled))
     assert all(np.abs(near - row).max(axis=1).min() < 0.003 for row in np.array(rows))
-    seen = fed.columns["x"][fed.all_rows("train")].astype(np.float64)
-    np.testing.assert_allclose(seen.mean(0), 0, atol=1e-6)
-    np.testing.assert_allclose(seen.std(0), 1, atol=1e-6)
+    x = fed.columns["x"][fed.all_rows("train")].astype(np.float64)
+    np.testing.assert_allclose(x.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(x.std(0), 1, atol=1e-6)
 
 
 def test_standardising_leaves_test_and_validation_rows_out(folder: Path) -> None:
@@ -181,8 +181,8 @@ def test_natural_clients(folder: Path) -> None:
     assert from_spec(two[3].spec).fingerprint() == two[3].fingerprint()
     assert [str(name) for name in from_spec(two[3].spec).ids] == [str(name) for name in two[3].ids]
     assert load("isolet", clients=4).fingerprint() == fed.fingerprint()
-    dealt = load("isolet", clients=8, partition=iid())
-    assert dealt.sizes("train").tolist() == [8] * 8
+    other = load("isolet", clients=8, partition=iid())
+    assert other.sizes("train").tolist() == [8] * 8
     assert from_spec("isolet").fingerprint() == fed.fingerprint()
 
 

@@ -83,7 +83,7 @@ def test_booleans_of_a_spreadsheet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "names"),
+    ("sites", "names"),
     [
         (["10", "9", "10", "9"], ["9", "10"]),  # whole numbers, in their order
         (["007", "010", "007", "010"], ["007", "010"]),  # names keep their zeros
@@ -94,8 +94,8 @@ def test_booleans_of_a_spreadsheet(tmp_path: Path) -> None:
         (["TRUE", "FALSE", "TRUE", "FALSE"], ["FALSE", "TRUE"]),
     ],
 )
-def test_clients_are_named_as_they_are_written(written: list[str], names: list[str], tmp_path: Path) -> None:
-    rows = [(site, *row[1:]) for site, row in zip(written, ROWS, strict=True)]
+def test_clients_are_named_as_they_are_written(sites: list[str], names: list[str], tmp_path: Path) -> None:
+    rows = [(site, *row[1:]) for site, row in zip(sites, ROWS, strict=True)]
     fed = load(tmp_path / "a.csv", write(rows), features=["age"])
     assert [str(each) for each in fed.ids] == names
     ages = {name: [float(row[1]) for row in rows if row[0].strip('"') == name] for name in names}
@@ -129,10 +129,10 @@ def test_dates_that_a_frame_has_as_texts_order_rows(moments: list[str]) -> None:
 
 def test_few_whole_floating_numbers_are_a_regression_with_a_warning(tmp_path: Path) -> None:
     rows = [(a, b, c, "1.0" if d == "yes" else "0.0") for a, b, c, d in ROWS]
-    with pytest.warns(UserWarning, match=r"'y': 0, 1 are taken for numbers to predict. Say task=") as said:
+    with pytest.warns(UserWarning, match=r"'y': 0, 1 are taken for numbers to predict. Say task=") as records:
         fed = load(tmp_path / "a.csv", write(rows))
     assert fed.class_names == ()
-    assert said[0].filename == __file__
+    assert records[0].filename == __file__
 
 
 def test_one_class_is_said(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_rows_to_predict_come_from_a_file_too(tmp_path: Path) -> None:
     fed = load(tmp_path / "a.csv", write(), standardise=True)
     model = mo.models.mlp(3, 2, hidden=(4,), seed=0)
     run = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=1)
-    want = run.predict("A", pd.read_csv(tmp_path / "a.csv")).tolist()
-    assert run.predict("A", str(tmp_path / "a.csv")).tolist() == want
-    assert run.predict("A", tmp_path / "a.csv").tolist() == want
+    labels = run.predict("A", pd.read_csv(tmp_path / "a.csv")).tolist()
+    assert run.predict("A", str(tmp_path / "a.csv")).tolist() == labels
+    assert run.predict("A", tmp_path / "a.csv").tolist() == labels
     with pytest.raises(MoietyError, match=r"`column 'age'` must be of numbers, got '61,5' at row 1\."):
         run.predict("A", pd.DataFrame({"age": ["61", "61,5"], "ward": ["u", "v"]}))
 
@@ -167,9 +167,9 @@ def test_rows_to_predict_come_from_a_file_too(tmp_path: Path) -> None:
 def test_rows_that_are_dealt_anew_keep_their_preprocessing_and_names(tmp_path: Path) -> None:
     rows = [("A", str(10 * k), "uv"[k % 2], ["no", "yes"][k % 2]) for k in range(20)]
     fed = load(tmp_path / "a.csv", write(rows), standardise=True)
-    dealt = mo.data.load(fed, clients=4, partition=mo.data.iid(), seed=0)
-    assert dealt.class_names == ("no", "yes")
-    assert list(dealt.describe().labels) == ["no", "yes"]
+    data = mo.data.load(fed, clients=4, partition=mo.data.iid(), seed=0)
+    assert data.class_names == ("no", "yes")
+    assert list(data.describe().labels) == ["no", "yes"]
     model = mo.models.mlp(3, 2, hidden=(4,), seed=0)
-    run = mo.fit(model, dealt, mo.fedavg(shared=0.5), rounds=30)
+    run = mo.fit(model, data, mo.fedavg(shared=0.5), rounds=30)
     assert run.predict("0", tmp_path / "a.csv").tolist() == [row[3] for row in rows]  # raw rows: the ward tells

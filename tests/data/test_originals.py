@@ -53,14 +53,14 @@ def test_every_row_has_a_source_and_a_small_file() -> None:
 
 @pytest.mark.parametrize("name", DATA_SETS)
 def test_a_converter_gives_the_arrays_that_the_format_defines(name: str, tmp_path: Path) -> None:
-    files, wanted = small.MAKERS[name]()
+    files, expected = small.MAKERS[name]()
     arrays = convert(row_for_small_files(name), write(tmp_path, files))
-    pictures, colours = wanted.pop("pictures", None), wanted.pop("colours", None)
-    for key, array in wanted.items():
+    pictures, colours = expected.pop("pictures", None), expected.pop("colours", None)
+    for key, array in expected.items():
         np.testing.assert_array_equal(arrays[key], array, err_msg=key)
         assert arrays[key].dtype.kind == array.dtype.kind
         assert arrays[key].dtype == array.dtype or array.dtype.kind == "U"
-    more = set(arrays) - set(wanted)
+    more = set(arrays) - set(expected)
     if name == "cifar10-jpeg":
         header = arrays["jpeg_header"].tobytes()
         pieces = []
@@ -113,8 +113,8 @@ def test_statistics_of_signals_by_hand() -> None:
     wave = np.sort(3 * np.cos(2 * np.pi * 5 * time / 64))
     middle = (wave[31] + wave[32]) / 2
     spread = (wave[47] + 0.25 * (wave[48] - wave[47])) - (wave[15] + 0.75 * (wave[16] - wave[15]))
-    wanted = [0, 3 / np.sqrt(2), -3 * np.cos(np.pi / 64 * 0), 3, middle, spread, np.log(4.5 + 1e-6)]
-    np.testing.assert_allclose(f[:7, 1], wanted, atol=1e-2)
+    expected = [0, 3 / np.sqrt(2), -3 * np.cos(np.pi / 64 * 0), 3, middle, spread, np.log(4.5 + 1e-6)]
+    np.testing.assert_allclose(f[:7, 1], expected, atol=1e-2)
     np.testing.assert_allclose(f[9, 1], np.log(144 + 1e-6), atol=1e-5)
     np.testing.assert_allclose(f[[7, 8, 10, 11], 1], nothing, atol=1e-3)
 
@@ -122,9 +122,9 @@ def test_statistics_of_signals_by_hand() -> None:
 @needs_data
 def test_statistics_are_those_of_the_file_that_results_are_of() -> None:
     with np.load(Path(os.environ["MOIETY_DATA"]) / "uci_har_inertial.npz") as file:
-        x, wanted = file["X"][::50].astype(np.float64), file["F"][::50]
+        x, expected = file["X"][::50].astype(np.float64), file["F"][::50]
     # The file has signals in half precision, and statistics of the signals in full precision.
-    np.testing.assert_allclose(measure_signals(x)[:, :63], wanted[:, :63], atol=2e-3)
+    np.testing.assert_allclose(measure_signals(x)[:, :63], expected[:, :63], atol=2e-3)
 
 
 def test_a_spectrogram_by_the_definition_of_its_parts() -> None:
@@ -221,12 +221,12 @@ def test_flac_files_give_the_features_of_the_same_wav_files(tmp_path: Path) -> N
 
     files, _ = small.librispeech()
     row, paths = DATA_SETS["librispeech"], write(tmp_path, files)
-    wanted = convert(row, paths)["features"]
+    features = convert(row, paths)["features"]
     for wav in tmp_path.rglob("*.wav"):
         rate, sound = wavfile.read(wav)
         soundfile.write(wav.with_suffix(".flac"), sound, rate, subtype="PCM_16")
         wav.unlink()
-    np.testing.assert_array_equal(convert(row, paths)["features"], wanted)
+    np.testing.assert_array_equal(convert(row, paths)["features"], features)
 
 
 # --- archives ---
@@ -239,8 +239,8 @@ def test_files_of_unix_compress(size: int, kinds: int, widest: int, clear: int) 
     content = np.random.default_rng(size).integers(0, kinds, size).astype(np.uint8).tobytes()
     packed = small.compress(content, widest, clear)
     if shutil.which("gzip"):  # another program reads it the same way
-        done = subprocess.run(["gzip", "-dc"], input=packed, capture_output=True, check=True)
-        assert done.stdout == content
+        process = subprocess.run(["gzip", "-dc"], input=packed, capture_output=True, check=True)
+        assert process.stdout == content
     assert decompress_z("x.Z", packed, 10**6) == content
     with pytest.raises(MoietyError, match="when unpacked, got more"):
         decompress_z("x.Z", packed, size - 1)

@@ -19,8 +19,8 @@ def test_arrays_are_dealt_as_the_same_rows_by_name(name: str) -> None:
     x, y = load_digits(return_X_y=True)
     options = {"clients": 12, "partition": partition, "validation": 0.1, "seed": 3}
     own = mo.data.load({"x": (x / 16).astype(np.float32), "y": y}, **options)
-    named = mo.data.load("digits", **options)
-    assert own.fingerprint() == named.fingerprint()
+    digits = mo.data.load("digits", **options)
+    assert own.fingerprint() == digits.fingerprint()
     assert own.classes == 10
     assert own.spec == {}  # no file can name them
 

@@ -30,9 +30,9 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 def table(owner: np.ndarray, labels: np.ndarray, clients: int) -> np.ndarray:
     """Counts [clients, labels] of the rows that were dealt."""
-    made = np.zeros((clients, int(labels.max()) + 1), dtype=np.int64)
-    np.add.at(made, (owner[owner >= 0], labels[owner >= 0]), 1)
-    return made
+    counts = np.zeros((clients, int(labels.max()) + 1), dtype=np.int64)
+    np.add.at(counts, (owner[owner >= 0], labels[owner >= 0]), 1)
+    return counts
 
 
 USES_ALL_ROWS = [
@@ -83,17 +83,17 @@ def test_dirichlet_with_huge_alpha_has_the_prior_ratios() -> None:
     """
     labels = np.repeat([0, 1, 2], [10_000, 6_000, 4_000])
     for seed in range(5):
-        made = table(deal(dirichlet(1e6), labels, 20_000, 20, rng(seed)), labels, 20) / 1000
-        errors = np.sort(np.abs(made - [0.5, 0.3, 0.2]).max(axis=1))
+        shares = table(deal(dirichlet(1e6), labels, 20_000, 20, rng(seed)), labels, 20) / 1000
+        errors = np.sort(np.abs(shares - [0.5, 0.3, 0.2]).max(axis=1))
         assert errors[-2] < 0.095
         assert errors[-1] < 0.095 * 19**0.5
 
 
 def test_dirichlet_with_tiny_alpha_has_one_label_a_client() -> None:
     labels = np.arange(20_000) % 10
-    made = table(deal(dirichlet(1e-4), labels, 20_000, 200, rng()), labels, 200)
-    assert np.mean(made.max(axis=1) / 100 > 0.99) > 0.85
-    assert set(made.argmax(axis=1).tolist()) == set(range(10))
+    counts = table(deal(dirichlet(1e-4), labels, 20_000, 200, rng()), labels, 200)
+    assert np.mean(counts.max(axis=1) / 100 > 0.99) > 0.85
+    assert set(counts.argmax(axis=1).tolist()) == set(range(10))
 
 
 def test_dirichlet_of_even_labels_is_symmetric_with_alpha() -> None:
@@ -103,18 +103,18 @@ def test_dirichlet_of_even_labels_is_symmetric_with_alpha() -> None:
     factor 2, Beta(1/2, 1/2) would give 0.1275. The last few clients find a label gone; by less than 0.005.
     """
     labels = np.arange(100_000) % 2
-    made = table(deal(dirichlet(1.0), labels, 100_000, 2000, rng()), labels, 2000)[:, 0] / 50
-    assert abs(made.var() - 0.0867) < 0.005
-    assert made.mean() == 0.5
+    shares = table(deal(dirichlet(1.0), labels, 100_000, 2000, rng()), labels, 2000)[:, 0] / 50
+    assert abs(shares.var() - 0.0867) < 0.005
+    assert shares.mean() == 0.5
 
 
 def test_dirichlet_draws_on_when_labels_run_out() -> None:
     """Two clients of four rows from four 0s and four 1s: whatever the first draws, the second gets what is left."""
     labels = np.array([0, 1] * 4)
     for seed in range(20):
-        made = table(deal(dirichlet(0.5), labels, 8, 2, rng(seed)), labels, 2)
-        assert made.sum(axis=1).tolist() == [4, 4]
-        assert made.sum(axis=0).tolist() == [4, 4]
+        counts = table(deal(dirichlet(0.5), labels, 8, 2, rng(seed)), labels, 2)
+        assert counts.sum(axis=1).tolist() == [4, 4]
+        assert counts.sum(axis=0).tolist() == [4, 4]
 
 
 def test_uneven_dirichlet_limits() -> None:
@@ -135,27 +135,27 @@ def test_uneven_dirichlet_is_drawn_again_until_all_have_enough() -> None:
 
 def test_classes_per_client() -> None:
     labels = np.repeat(np.arange(6), [60, 61, 62, 63, 64, 65])
-    made = table(deal(classes_per_client(2), labels, len(labels), 15, rng()), labels, 15)
-    held = made > 0
-    assert held.sum(axis=1).tolist() == [2] * 15
-    assert held.sum(axis=0).tolist() == [5] * 6  # 15 clients x 2 labels over 6 labels
+    counts = table(deal(classes_per_client(2), labels, len(labels), 15, rng()), labels, 15)
+    mask = counts > 0
+    assert mask.sum(axis=1).tolist() == [2] * 15
+    assert mask.sum(axis=0).tolist() == [5] * 6  # 15 clients x 2 labels over 6 labels
     for label in range(6):
-        own = made[held[:, label], label]
+        own = counts[mask[:, label], label]
         assert own.max() - own.min() <= 1
-    assert len({tuple(row) for row in held.tolist()}) > 3  # pairs vary; they are not three fixed groups
+    assert len({tuple(row) for row in mask.tolist()}) > 3  # pairs vary; they are not three fixed groups
 
 
 def test_shards_by_hand() -> None:
     """Sorted by label the rows are 1 3 5 6 | 0 2 4 7: shards of two are {1, 3}, {5, 6}, {0, 2}, {4, 7}."""
     labels = np.array([1, 0, 1, 0, 1, 0, 0, 1])
     pairs = [(1, 3), (5, 6), (0, 2), (4, 7)]
-    seen = set()
+    deals = set()
     for seed in range(30):
         owner = deal(shards(2), labels, 8, 2, rng(seed))
         assert all(owner[a] == owner[b] for a, b in pairs)
         assert np.bincount(owner).tolist() == [4, 4]
-        seen.add(tuple(owner[[1, 5, 0, 4]].tolist()))
-    assert len(seen) == 6  # all ways to give two of four shards to client 0
+        deals.add(tuple(owner[[1, 5, 0, 4]].tolist()))
+    assert len(deals) == 6  # all ways to give two of four shards to client 0
 
 
 def test_shards_of_unequal_size_use_all_rows() -> None:
@@ -175,8 +175,8 @@ def test_quantity() -> None:
 
 def test_quantity_has_labels_alike() -> None:
     labels = np.repeat([0, 1], 5000)
-    made = table(deal(quantity(5.0, min_examples=500), labels, 10_000, 5, rng()), labels, 5)
-    assert np.abs(made[:, 0] / made.sum(axis=1) - 0.5).max() < 0.12  # six deviations of 500 draws
+    counts = table(deal(quantity(5.0, min_examples=500), labels, 10_000, 5, rng()), labels, 5)
+    assert np.abs(counts[:, 0] / counts.sum(axis=1) - 0.5).max() < 0.12  # six deviations of 500 draws
 
 
 def test_natural() -> None:

@@ -22,8 +22,8 @@ MASKED = np.ma.array([[1.0, 2.0], [3.0, -9999.0], [5.0, 6.0]], mask=[[0, 0], [0,
 
 def small(**changes: Any) -> FederatedData:
     columns = {"x": np.arange(8.0).reshape(4, 2), "y": np.array([0, 1, 0, 1])}
-    given = {"columns": columns, "bounds": np.array([[0, 1, 1, 2], [2, 3, 3, 4]]), "ids": ["ann", "bob"], "classes": 2}
-    return FederatedData(**{**given, **changes})
+    fields = {"columns": columns, "bounds": np.array([[0, 1, 1, 2], [2, 3, 3, 4]]), "ids": ["ann", "bob"], "classes": 2}
+    return FederatedData(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def test_masked_places_are_missing_values(values: Any) -> None:
 
 
 def test_masked_places_say_row_column_and_client() -> None:
-    wanted = (
+    text = (
         r"`columns.x` must be without missing values, got 1 masked, the first at client 'b', row 1, place \[1\]. "
         "Remove or fill such rows."
     )
-    with pytest.raises(MoietyError, match=wanted):
+    with pytest.raises(MoietyError, match=text):
         from_arrays({"x": MASKED}, client=["a", "b", "a"])
     with pytest.raises(MoietyError, match=r"1 masked, the first at row 1, place \[1\] in client 'ann'"):
         from_clients({"ann": {"x": MASKED}})
@@ -108,7 +108,7 @@ def test_columns_that_are_no_numbers(columns: Any) -> None:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     small().save(tmp_path / "data")
     return tmp_path / "data"
 
@@ -133,18 +133,18 @@ def change_meta(folder: Path, **changes: Any) -> None:
         ("digest", None),
     ],
 )
-def test_meta_says_what_is_damaged(saved: Path, key: str, value: Any) -> None:
-    np.save(saved.parent / "x.npy", np.zeros(4))  # what ../../x would find
-    change_meta(saved, **{key: value})
-    with pytest.raises(MoietyError, match=f"`{key}` of meta.json is missing or damaged") as caught:
-        open_folder(saved)
-    assert "\n" not in str(caught.value)
+def test_meta_says_what_is_damaged(folder: Path, key: str, value: Any) -> None:
+    np.save(folder.parent / "x.npy", np.zeros(4))  # what ../../x would find
+    change_meta(folder, **{key: value})
+    with pytest.raises(MoietyError, match=f"`{key}` of meta.json is missing or damaged") as error:
+        open_folder(folder)
+    assert "\n" not in str(error.value)
 
 
-def test_meta_that_is_nested_too_deeply(saved: Path) -> None:
-    (saved / "meta.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+def test_meta_that_is_nested_too_deeply(folder: Path) -> None:
+    (folder / "meta.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     with pytest.raises(MoietyError, match=r"^`meta.json` must be as it was written"):
-        open_folder(saved)
+        open_folder(folder)
 
 
 def change_head(folder: Path, file: str, head: int = 20) -> None:
@@ -155,21 +155,21 @@ def change_head(folder: Path, file: str, head: int = 20) -> None:
 
 
 @pytest.mark.parametrize("head", [b"(", b"{'descr': [", b"{'descr': '<f8', 'shape': (2, 4)", b"\0"])
-def test_heads_that_numpy_cannot_read(saved: Path, head: bytes) -> None:
-    path = saved / "bounds.npy"
+def test_heads_that_numpy_cannot_read(folder: Path, head: bytes) -> None:
+    path = folder / "bounds.npy"
     path.write_bytes(path.read_bytes()[:10] + head.ljust(118) + path.read_bytes()[128:])
-    change_head(saved, "bounds.npy", 128)
+    change_head(folder, "bounds.npy", 128)
     with pytest.raises(MoietyError, match=r"bounds.npy is missing, truncated or damaged"):
-        open_folder(saved)
+        open_folder(folder)
 
 
 @pytest.mark.parametrize(
     "files", [None, [], {}, {"bounds.npy": 3}, {"bounds.npy": {"checked": -2, "bytes": 1, "check": 0}}]
 )
-def test_files_that_meta_does_not_describe(saved: Path, files: Any) -> None:
-    change_meta(saved, files=files)
+def test_files_that_meta_does_not_describe(folder: Path, files: Any) -> None:
+    change_meta(folder, files=files)
     with pytest.raises(MoietyError, match=r"bounds.npy is missing, truncated or damaged"):
-        open_folder(saved)
+        open_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -182,19 +182,19 @@ def test_files_that_meta_does_not_describe(saved: Path, files: Any) -> None:
         ("columns/x.npy", np.arange(4, dtype=">f4")),
     ],
 )
-def test_arrays_of_other_kinds(saved: Path, file: str, array: Any) -> None:
-    np.save(saved / file, array)
-    change_head(saved, file)
+def test_arrays_of_other_kinds(folder: Path, file: str, array: Any) -> None:
+    np.save(folder / file, array)
+    change_head(folder, file)
     with pytest.raises(MoietyError, match=f"{file} holds no such array as was written"):
-        open_folder(saved)
+        open_folder(folder)
 
 
-def test_an_archive_in_the_place_of_an_array(saved: Path) -> None:
-    with (saved / "bounds.npy").open("wb") as file:
+def test_an_archive_in_the_place_of_an_array(folder: Path) -> None:
+    with (folder / "bounds.npy").open("wb") as file:
         np.savez(file, x=np.zeros(3))
-    change_head(saved, "bounds.npy")
+    change_head(folder, "bounds.npy")
     with pytest.raises(MoietyError, match=r"bounds.npy holds no such array"):
-        open_folder(saved)
+        open_folder(folder)
 
 
 # --- data sets by name ---
@@ -216,9 +216,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
 
 def test_a_made_up_file_is_not_that_data_set(write: Callable[..., Path]) -> None:
     path = write()
-    with pytest.warns(UserWarning, match="results are not of that data set") as warned:
+    with pytest.warns(UserWarning, match="results are not of that data set") as records:
         assert len(load("isolet")) == 4
-    assert [str(each.message) for each in warned] == [
+    assert [str(each.message) for each in records] == [
         f"{path} is not the isolet1 that moiety knows: results are not of that data set."
     ]
 
@@ -243,7 +243,7 @@ def test_a_file_with_values_that_are_not_finite(write: Callable[..., Path], valu
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"X": np.full((40, 617), "a")}, "X` must be real numbers"),
         ({"X": np.zeros((40, 617), complex)}, "X` must be real numbers"),
@@ -251,9 +251,9 @@ def test_a_file_with_values_that_are_not_finite(write: Callable[..., Path], valu
         ({"y": np.zeros(40)}, "y` must be whole numbers"),
     ],
 )
-def test_arrays_of_other_kinds_in_a_file(write: Callable[..., Path], changes: dict[str, Any], told: str) -> None:
+def test_arrays_of_other_kinds_in_a_file(write: Callable[..., Path], changes: dict[str, Any], message: str) -> None:
     write(**changes)
-    with pytest.raises(MoietyError, match=told):
+    with pytest.raises(MoietyError, match=message):
         load("isolet")
 
 

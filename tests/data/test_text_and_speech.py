@@ -28,10 +28,10 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 def plays(write: Write, texts: dict[str, str]) -> None:
     alphabet = "".join(sorted({c for text in texts.values() for c in text}))
-    joined = "".join(texts.values())
+    whole = "".join(texts.values())
     write(
         "shakespeare_roles.npz",
-        codes=np.array([alphabet.index(c) for c in joined], dtype=np.uint8),
+        codes=np.array([alphabet.index(c) for c in whole], dtype=np.uint8),
         offsets=np.cumsum([0, *map(len, texts.values())]),
         client_names=np.array(list(texts)),
         vocab=np.array(alphabet),
@@ -76,9 +76,9 @@ def test_vocabulary_is_that_of_the_training_rows(write: Write) -> None:
     counts = Counter(rows["train"][(rows["train"] >= 0) & (rows["train"] < 50)].tolist())
     assert sorted(counts) == list(range(len(counts)))
     assert [counts[i] for i in range(len(counts))] == sorted(counts.values(), reverse=True)
-    known = np.concatenate([rows["validation"], rows["test"]])
-    assert known[(known >= 0) & (known < 50)].max() < len(counts)
-    assert (known == 50).any()
+    others = np.concatenate([rows["validation"], rows["test"]])
+    assert others[(others >= 0) & (others < 50)].max() < len(counts)
+    assert (others == 50).any()
     assert fed.classes == 54
     assert fed.with_validation_in_train().columns["y"] is fed.columns["y"]
 
@@ -125,20 +125,20 @@ def clips_in(x: np.ndarray, frames: int) -> list[int]:
 
 def check_sequences(fed: FederatedData, arrays: dict[str, Any], shortest: int, longest: int) -> list[int]:
     """Every sequence against its clips; the clips that were used."""
-    used: list[int] = []
+    indices: list[int] = []
     for i in range(len(fed)):
         for part in ("train", "validation", "test"):
             for x, y, frames in zip(*(fed.client(i, part)[k] for k in ("x", "y", "frames")), strict=True):
-                found = clips_in(x, frames)
-                assert shortest <= len(found) <= longest
+                sequence = clips_in(x, frames)
+                assert shortest <= len(sequence) <= longest
                 assert (x[frames:] == 0).all()
                 assert (x[frames - 1] > 0).all()
-                spoken = np.concatenate([arrays["X"][c, :, : 10 + c % 20].T for c in found])
-                np.testing.assert_allclose(x[:frames] * 255, spoken, atol=1e-4)
-                assert y.tolist() == [*(int(arrays["y"][c]) + 1 for c in found), *[-100] * (longest - len(found))]
-                assert {str(arrays["client"][c]) for c in found} == {str(fed.ids[i])}
-                used += found
-    return used
+                sound = np.concatenate([arrays["X"][c, :, : 10 + c % 20].T for c in sequence])
+                np.testing.assert_allclose(x[:frames] * 255, sound, atol=1e-4)
+                assert y.tolist() == [*(int(arrays["y"][c]) + 1 for c in sequence), *[-100] * (longest - len(sequence))]
+                assert {str(arrays["client"][c]) for c in sequence} == {str(fed.ids[i])}
+                indices += sequence
+    return indices
 
 
 def test_connected_digits(write: Write) -> None:
@@ -150,9 +150,9 @@ def test_connected_digits(write: Write) -> None:
     assert fed.columns["frames"].dtype == fed.columns["y"].dtype == np.int64
     assert fed.classes == 11
     assert [str(name) for name in fed.ids] == ["0", "1", "2"]
-    used = check_sequences(fed, arrays, 2, 4)
-    assert len(used) == len(set(used))
-    assert len(used) >= 240 - 3  # at most one clip is left over for each speaker
+    indices = check_sequences(fed, arrays, 2, 4)
+    assert len(indices) == len(set(indices))
+    assert len(indices) >= 240 - 3  # at most one clip is left over for each speaker
     assert (fed.sizes("validation") > 0).all()
     lengths = Counter((fed.columns["y"] != -100).sum(1).tolist())
     assert set(lengths) == {2, 3, 4}
@@ -165,9 +165,9 @@ def test_connected_digits_follow_the_seed(write: Write) -> None:
     assert one.fingerprint() != other.fingerprint()
     # A speaker's sequences do not depend on who else there is.
     clips(write, [40])
-    alone = load("connected_digits", seed=1, test=0).client("0")
+    rows = load("connected_digits", seed=1, test=0).client("0")
     clips(write, [40, 40])
-    np.testing.assert_array_equal(alone["x"], load("connected_digits", seed=1, test=0).client("0")["x"])
+    np.testing.assert_array_equal(rows["x"], load("connected_digits", seed=1, test=0).client("0")["x"])
 
 
 def test_connected_digits_at_the_edges(write: Write) -> None:
@@ -279,5 +279,5 @@ def test_real_connected_digits() -> None:
 )
 def test_real_data_with_validation(name: str, options: dict[str, Any], sizes: tuple[int, int, int]) -> None:
     fed = load(name, validation=0.1, **options)
-    found = [set(fed.sizes(part).tolist()) for part in ("train", "validation", "test")]
-    assert found == [{size} for size in sizes]
+    counts = [set(fed.sizes(part).tolist()) for part in ("train", "validation", "test")]
+    assert counts == [{size} for size in sizes]

@@ -18,22 +18,22 @@ def windows(content: Iterable[bytes]) -> np.ndarray:
     for each in content:
         if len(each) >= WIDTH:
             rows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(each, np.uint8), WIDTH)
-            ordered = np.sort(rows, axis=1)
-            rows = rows[(np.diff(ordered, axis=1) != 0).sum(1) + 1 >= DISTINCT]
+            values = np.sort(rows, axis=1)
+            rows = rows[(np.diff(values, axis=1) != 0).sum(1) + 1 >= DISTINCT]
             pieces.append(np.ascontiguousarray(rows).view("<u8").ravel())
     return np.unique(np.concatenate(pieces)) if pieces else np.empty(0, "<u8")
 
 
-def count_found(wanted: np.ndarray, streams: Iterable[bytes | bytearray]) -> int:
+def count_found(patterns: np.ndarray, streams: Iterable[bytes | bytearray]) -> int:
     """How many of the windows occur in the streams, at any offset."""
-    found = np.zeros(len(wanted), dtype=bool)
+    hits = np.zeros(len(patterns), dtype=bool)
     for stream in streams:
         for offset in range(WIDTH):
             size = (len(stream) - offset) // WIDTH * WIDTH
             if size > 0:
-                here = np.frombuffer(bytes(stream[offset : offset + size]), "<u8")
-                found |= np.isin(wanted, here)
-    return int(found.sum())
+                values = np.frombuffer(bytes(stream[offset : offset + size]), "<u8")
+                hits |= np.isin(patterns, values)
+    return int(hits.sum())
 
 
 def joined_bodies(stream: bytes) -> bytes:

@@ -123,18 +123,18 @@ def hold(owner: Any, name: str, before: str, after: str = "") -> None:
     if getattr(plain, "held", False):
         return
 
-    def held(*args: Any, **options: Any) -> Any:
+    def wrapper(*args: Any, **options: Any) -> Any:
         if not any(is_other_answer(each) for each in args):
             pause_at(before)
         result = plain(*args, **options)
         pause_at(after)
         return result
 
-    held.held = True  # type: ignore[attr-defined]
-    setattr(owner, name, held)
+    wrapper.held = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapper)
 
 
-LARGE = 300_000_000
+LARGE = 10**9 if os.environ.get("MOIETY_NIGHTLY") else 300_000_000
 """Bytes of the large message of a node that lies."""
 LIES: tuple[Callable[[Letter, Letter], Letter], ...] = (
     lambda honest, first: Letter(honest.head, b"rubbish" * 99),

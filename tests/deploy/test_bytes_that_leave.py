@@ -98,8 +98,8 @@ def test_a_device_sends_no_bytes_that_hold_what_is_not_declared(
     assert all(answer.has_error() for answer in answers), "nothing left, not even bytes that the server would refuse"
     if change is plant:
         assert caplog.text.count(f"`upload` must be without names of the personal part, got {SECRET}") == 2
-    sent = [piece for _, _, *both in grid.log for message in both if message for piece in serialise(message)]
-    assert count_found(windows([VALUES.numpy().tobytes()]), sent) == 0
+    pieces = [piece for _, _, *both in grid.log for message in both if message for piece in serialise(message)]
+    assert count_found(windows([VALUES.numpy().tobytes()]), pieces) == 0
     # No turn was written, so a repeated letter cannot bring the bytes out of the journal either.
     for config in grid.nodes.values():
         assert Journal(Path(config["folder"]), run._loop.progress.run).list_turns() == []

@@ -57,16 +57,16 @@ def test_devices_choose_as_the_clients_of_a_simulation_and_use_their_choice_offl
         own = device.own_run()
         assert own.choices == {device.name: simulated.choices[device.name]}
         assert np.array_equal(own.predict_proba(device.name, x), simulated.predict_proba(device.name, x))
-        (kept,) = device.folder.rglob(SAFEGUARD)
-        assert kept.stat().st_mode & 0o077 == 0
+        (file,) = device.folder.rglob(SAFEGUARD)
+        assert file.stat().st_mode & 0o077 == 0
         target = tmp_path / f"{device.name}.safetensors"
         count = write_model(app, device.folder, target, "")
-        wanted = simulated.export(device.name).state_dict()
-        assert count == sum(each.numel() for each in wanted.values())
+        tensors = simulated.export(device.name).state_dict()
+        assert count == sum(each.numel() for each in tensors.values())
     # Ten numbers of each device, once, and nothing of the choice.
-    sent = answers_of(grid, "query.weigh")
-    assert len(sent) == len(data)
-    for head in sent:
+    heads = answers_of(grid, "query.weigh")
+    assert len(heads) == len(data)
+    for head in heads:
         assert set(head) == {"round", "evidence"}
         assert {name: np.size(value) for name, value in head["evidence"].items()} == {
             "means": 4,
@@ -84,9 +84,9 @@ def test_devices_that_share_no_scores_choose_by_a_test_of_their_own(tmp_path: Pa
     assert not answers_of(grid, "query.weigh")
     assert all(head == {"round": 2} for head in answers_of(grid, "query.end"))
     evidence = Chooser(simulated._loop, simulated._loss, "predictions").gather(range(len(data)))
-    for name, known in zip(map(str, data.ids), evidence, strict=True):
+    for name, facts in zip(map(str, data.ids), evidence, strict=True):
         device = app.device({"name": name, "folder": str(tmp_path / "devices" / name)})
-        assert device.own_run().choices == {name: choose(known, None)}
+        assert device.own_run().choices == {name: choose(facts, None)}
     device = app.device({"name": "c0", "folder": str(tmp_path / "devices" / "c0")})
     (message,) = [m for kind, node, m, _ in grid.log if kind == "query.end" and grid.nodes[node]["name"] == "c0"]
     with pytest.raises(mo.MoietyError, match="one that the plan allows"):

@@ -49,10 +49,10 @@ def test_an_exported_model_is_the_simulations(trial, simulated, tmp_path, capsys
         target = tmp_path / f"{name}.safetensors"
         words = ("--app", trial / "app", "--node-config", f"partition-id={k}")
         assert main(["deploy", "export", *map(str, (trial / "devices" / name, target, *words))]) == 0
-        wanted = simulated.export(k).state_dict()
-        got = load_file(target)
-        assert got.keys() == wanted.keys()
-        assert all(torch.equal(got[key], wanted[key]) for key in wanted)
+        expected = simulated.export(k).state_dict()
+        model = load_file(target)
+        assert model.keys() == expected.keys()
+        assert all(torch.equal(model[key], expected[key]) for key in expected)
 
 
 def test_status_of_server_and_device(trial, capsys):
@@ -67,7 +67,7 @@ def test_status_of_server_and_device(trial, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["status", "nowhere"], "the folder of a federation's server or of a device"),
         (["export", "nowhere", "x.safetensors", "--app", "APP"], "the folder of a device"),
@@ -80,17 +80,17 @@ def test_status_of_server_and_device(trial, capsys):
         (["demo", "--rounds", "2"], "`rounds` must be > 3"),
     ],
 )
-def test_bad_input_is_one_line(words, told, trial, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_one_line(words, message, trial, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     places = {"APP": str(trial / "app"), "DEVICE": str(trial / "devices" / "node-1")}
     assert main(["deploy", *(places.get(word, word) for word in words)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert told in line
+    assert message in line
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[data\n", "readable TOML"),
         ("[modle]\nname='mlp'\n" + DEFAULT, "Did you mean model?"),
@@ -100,9 +100,9 @@ def test_bad_input_is_one_line(words, told, trial, tmp_path, capsys, monkeypatch
         ("data = 'digits'\n", "`model` must be a table of the file"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_in_one_line(text, told, tmp_path):
+def test_a_file_that_is_wrong_is_refused_in_one_line(text, message, tmp_path):
     (tmp_path / "federation.toml").write_text(text)
-    with pytest.raises(mo.MoietyError, match=told.replace("?", r"\?")) as error:
+    with pytest.raises(mo.MoietyError, match=message.replace("?", r"\?")) as error:
         deploy.read_file(tmp_path / "federation.toml")
     assert "\n" not in str(error.value)
 

@@ -130,8 +130,8 @@ def test_certificates_end_after_thirty_days(trial):
     for path in ("ca/ca.crt", "server/server.crt"):
         certificate = x509.load_pem_x509_certificate((trial / "keys" / path).read_bytes())
         ends.append(certificate.not_valid_after_utc)
-        left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-        assert datetime.timedelta(days=29, hours=23) < left <= datetime.timedelta(days=30)
+        lifetime = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        assert datetime.timedelta(days=29, hours=23) < lifetime <= datetime.timedelta(days=30)
     assert ends[1] <= ends[0]  # a certificate must not outlive the authority that signed it
 
 
@@ -145,7 +145,7 @@ def test_without_tls_it_says_so_loudly(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["init", "NEW"], "`address` must be given"),
         (["init", "NEW", "--address", "https://x"], "without a port, got https://x"),
@@ -155,13 +155,13 @@ def test_without_tls_it_says_so_loudly(tmp_path, capsys):
         (["keys", "NEW", "--address", "x"], "a folder of moiety deploy init"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(words, told, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_one_line_and_nothing_is_written(words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     where = tmp_path / "new"
     assert main(["deploy", *(str(where) if word == "NEW" else word for word in words)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
-    assert told in lines[0]
+    assert message in lines[0]
     assert not where.exists()
 
 
@@ -186,11 +186,11 @@ def test_a_key_is_replaced_by_moving_its_folder_away(tmp_path, capsys):
     (where / "keys" / "server").rename(tmp_path / "old-server")
     capsys.readouterr()
     assert main(["deploy", "keys", str(where), "--address", "127.0.0.1", "--nodes", "2"]) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in ("server", "node-1", "node-2"))
+    output = capsys.readouterr().out
+    assert all(name in output for name in ("server", "node-1", "node-2"))
     after = read_all(where / "keys")
-    changed = {path.relative_to(where / "keys").as_posix() for path in after if before.get(path) != after[path]}
-    assert {name.split("/")[0] for name in changed} == {"server", "node-1", "node-2"}
+    paths = {path.relative_to(where / "keys").as_posix() for path in after if before.get(path) != after[path]}
+    assert {name.split("/")[0] for name in paths} == {"server", "node-1", "node-2"}
     shake_hands(where / "keys", "127.0.0.1", tmp_path / "old-node" / "ca.crt")  # nodes that are there need nothing new
     assert main(["deploy", "keys", str(where), "--address", "127.0.0.1", "--nodes", "2"]) == 0
     assert "nothing was changed" in capsys.readouterr().out

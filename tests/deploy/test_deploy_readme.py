@@ -43,8 +43,8 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fenced(text: str) -> list[str]:
     """Every line of the blocks of commands, without the breaks of long ones."""
     blocks = re.findall(r"^ *```\n(.*?)\n *```$", text, re.M | re.S)
-    joined = [re.sub(r"\\\n *", "", block) for block in blocks]
-    return [line.strip() for block in joined for line in block.splitlines()]
+    texts = [re.sub(r"\\\n *", "", block) for block in blocks]
+    return [line.strip() for block in texts for line in block.splitlines()]
 
 
 def inline(text: str) -> list[str]:
@@ -86,15 +86,15 @@ def read_flower(words: list[str]) -> None:
 
 def start_worker(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the worker as far as its first question to the node."""
-    begun: list[worker.Worker] = []
-    monkeypatch.setattr(worker.Worker, "serve_for_ever", lambda self: begun.append(self))
+    workers: list[worker.Worker] = []
+    monkeypatch.setattr(worker.Worker, "serve_for_ever", lambda self: workers.append(self))
     monkeypatch.setattr(worker, "shorten_waits", lambda version: None)
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert worker.main(words) == 0
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert len(begun) == 1
+    assert len(workers) == 1
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Flower uses what its libraries have given up
@@ -117,11 +117,11 @@ def test_the_environment_leads_to_the_connection_of_the_trial(trial: Path) -> No
     """A shell reads the lines; ``flwr`` looks for its file in FLWR_HOME."""
     lines = [line for line in fenced((trial / "README.md").read_text()) if line.startswith("export")]
     script = "\n".join(["set -eu", *lines, "env"])
-    done = subprocess.run(["bash", "-c", script], cwd=trial, capture_output=True, text=True, check=True)
-    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    assert (Path(found["FLWR_HOME"]) / "config.toml").is_file()
-    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
-    assert {line.split()[1].split("=")[0] for line in lines} <= set(found)
+    process = subprocess.run(["bash", "-c", script], cwd=trial, capture_output=True, text=True, check=True)
+    variables = dict(line.split("=", 1) for line in process.stdout.splitlines() if "=" in line)
+    assert (Path(variables["FLWR_HOME"]) / "config.toml").is_file()
+    assert variables["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert {line.split()[1].split("=")[0] for line in lines} <= set(variables)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -163,28 +163,28 @@ def test_every_command_of_moiety_does_what_it_says_and_prints_no_key(
         "export",
     ]
     before = secrets_of(trial)
-    told = []
-    lost = {3: "node-1", 5: "server"}  # what the sentences before these commands say
+    outputs = []
+    folders = {3: "node-1", 5: "server"}  # what the sentences before these commands say
     for number, line in enumerate(commands):
-        if number in lost:
-            Path("keys", lost[number]).rename(tmp_path / lost[number])
+        if number in folders:
+            Path("keys", folders[number]).rename(tmp_path / folders[number])
         assert main(shlex.split(line, comments=True)[1:]) == 0, line
         out, problem = capfd.readouterr()
         assert problem == "", line
-        told.append(out)
-    status, device, export, node, more, server = told
+        outputs.append(out)
+    status, device, export, node, more, server = outputs
     assert all(name in status for name in ("node-1", "node-2", "1 of 1 rounds"))
     assert "joined 1 run" in device
     model = load_file("model.safetensors")
     assert f"Wrote {sum(each.numel() for each in model.values())} parameters" in export
-    wanted = load_app(trial / "app").device({"partition-id": 0, "name": "node-1", "folder": "devices/node-1"})
-    assert all(bool((model[name] == each).all()) for name, each in wanted.own_run().parameters("node-1").items())
+    first_device = load_app(trial / "app").device({"partition-id": 0, "name": "node-1", "folder": "devices/node-1"})
+    assert all(bool((model[name] == each).all()) for name, each in first_device.own_run().parameters("node-1").items())
     assert [out.strip() for out in (node, more, server)] == [
         "Made keys/node-1",
         "Made keys/node-3",
         "Made keys/server",
     ]
-    assert not [piece for piece in {*before, *secrets_of(trial)} if piece in re.sub(r"\s", "", "".join(told))]
+    assert not [piece for piece in {*before, *secrets_of(trial)} if piece in re.sub(r"\s", "", "".join(outputs))]
 
 
 def test_keys_are_made_for_the_nodes_that_there_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

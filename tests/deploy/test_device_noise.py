@@ -18,8 +18,8 @@ from moiety.transport.privacy import measure_norm
 
 def run_both(where: str, folder: Path, **privacy: Any) -> tuple[mo.Run, mo.Run, LocalGrid]:
     data, model = federation((6, 9, 12, 17)), small_model()
-    given = {"clip": 0.05, "delta": 0.01, "where": where, "insecure_seed": 3, **privacy}
-    settings = mo.Settings(privacy=mo.privacy.gaussian(**given))
+    arguments = {"clip": 0.05, "delta": 0.01, "where": where, "insecure_seed": 3, **privacy}
+    settings = mo.Settings(privacy=mo.privacy.gaussian(**arguments))
     options = {"split": mo.split.output_layer(model), "rounds": 3, "seed": 5, "settings": settings}
     algorithm = mo.fedalt(shared=0.1, personal=0.05, weighting="uniform")
     simulated = mo.fit(model, data, algorithm, engine="sequential", **options)
@@ -52,8 +52,8 @@ def test_a_device_gives_no_more_noisy_answers_than_its_epsilon_is_for(tmp_path: 
     _, run, grid = run_both("local", tmp_path, epsilon=5.0)
     node, letter = [(n, read_message(m, 1 << 30)) for kind, n, m, _ in grid.log if kind == "train"][-1]
     device = grid.app.device(grid.nodes[node])
-    used = int(run._loop.progress.store.get([letter.head["position"]])[0]["used"])
-    more = letter._replace(head={**letter.head, "round": 3, "rounds": 9, "used": used})
+    turn = int(run._loop.progress.store.get([letter.head["position"]])[0]["used"])
+    more = letter._replace(head={**letter.head, "round": 3, "rounds": 9, "used": turn})
     with pytest.raises(mo.MoietyError, match="one of the 3 that epsilon is for"):
         device.answer("train", more)
 
@@ -61,9 +61,9 @@ def test_a_device_gives_no_more_noisy_answers_than_its_epsilon_is_for(tmp_path: 
 def run_with_newcomer(folder: Path, *, joins: int, rounds: int, **privacy: Any) -> tuple[mo.Run, LocalGrid]:
     """Three devices of which two are expected in a round; a fourth is there from round ``joins`` on."""
     data, model = federation((6, 9, 12, 17)), small_model()
-    given = {"clip": 0.05, "delta": 0.01, "noise": 1.3, "insecure_seed": 3, **privacy}
+    arguments = {"clip": 0.05, "delta": 0.01, "noise": 1.3, "insecure_seed": 3, **privacy}
     settings = mo.Settings(
-        privacy=mo.privacy.gaussian(**given), participation="bernoulli", evaluate_every=1, on_divergence="warn"
+        privacy=mo.privacy.gaussian(**arguments), participation="bernoulli", evaluate_every=1, on_divergence="warn"
     )
     algorithm = mo.fedalt(shared=0.1, personal=0.05, weighting="uniform")
     options = {"split": mo.split.output_layer(model), "rounds": rounds, "seed": 5, "settings": settings}
@@ -95,8 +95,8 @@ def test_epsilon_counts_each_sum_at_the_chance_that_it_was_drawn_with(tmp_path: 
             accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(1.3)), count)
         return float(accountant.get_epsilon(0.01))
 
-    wanted = [compose((2 / 3, min(t, 3)), *([(0.5, t - 3)] if t > 3 else [])) for t in range(1, 8)]
-    assert [row["epsilon"] for row in run.history] == pytest.approx(wanted, rel=2e-3)
+    epsilons = [compose((2 / 3, min(t, 3)), *([(0.5, t - 3)] if t > 3 else [])) for t in range(1, 8)]
+    assert [row["epsilon"] for row in run.history] == pytest.approx(epsilons, rel=2e-3)
     assert run.ledger["epsilon"] > 1.01 * compose((0.5, 7))  # what the number of clients in the end would say
     assert run.ledger["epsilon"] < 0.99 * compose((2 / 3, 7))
     assert read_counted(tmp_path / "server", run._loop.progress.run).rates == ((2 / 3, 3), (0.5, 4))

@@ -35,9 +35,9 @@ def states_on_devices(run: mo.Run, folder: Path) -> dict[int, Any]:
     loop, states = run._loop, {}
     first = loop.problem.first_state(loop.algorithm)
     for client, name in enumerate(loop.problem.data.ids):
-        used = int(loop.progress.store.get([client])[0]["used"])
+        turn = int(loop.progress.store.get([client])[0]["used"])
         journal = Journal(folder / "devices" / str(name), loop.progress.run)
-        states[client] = first if used < 0 else journal.read_state(used, first)
+        states[client] = first if turn < 0 else journal.read_state(turn, first)
     return states
 
 

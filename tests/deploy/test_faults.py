@@ -33,8 +33,8 @@ def algorithm() -> mo.Algorithm:
 
 def simulate(data: mo.FederatedData, **options: Any) -> mo.Run:
     model = small_model()
-    given = {**OPTIONS, "split": mo.split.output_layer(model), **options}
-    return mo.fit(model, data, algorithm(), engine="sequential", **given)
+    arguments = {**OPTIONS, "split": mo.split.output_layer(model), **options}
+    return mo.fit(model, data, algorithm(), engine="sequential", **arguments)
 
 
 def new_app(data: mo.FederatedData, folder: Path, **options: Any) -> deploy.App:
@@ -96,7 +96,7 @@ def test_a_device_that_fails_at_any_write_of_a_turn_comes_back_consistent(
         serve_here(reference, grid)
     message, letter = letters[0]
     config = nodes[message.metadata.dst_node_id]
-    wanted, lines = None, []
+    expected, lines = None, []
     plain = files.system_call
     for at in range(1, 200):
         device = new_app(data, tmp_path, cohort=2, rounds=2).device(config)
@@ -119,10 +119,10 @@ def test_a_device_that_fails_at_any_write_of_a_turn_comes_back_consistent(
         monkeypatch.setattr(files, "system_call", plain)
         fresh = new_app(data, tmp_path, cohort=2, rounds=2).device(config)
         again = fresh.answer("train", letter)
-        wanted = wanted or again
-        assert again == wanted
-        assert answer in (None, wanted)
-        assert fresh.answer("train", letter) == wanted
+        expected = expected or again
+        assert again == expected
+        assert answer in (None, expected)
+        assert fresh.answer("train", letter) == expected
         state = Journal(fresh.folder, letter.head["run"]).read_state(letter.head["round"], first_state(fresh, letter))
         assert exact(state)
         if answer is not None and count[0] < at:
@@ -157,8 +157,8 @@ def test_rounds_without_some_answers_equal_a_simulation_of_those_who_answered(tm
     grid.deliver = deliver
     run = serve_here(app, grid)
     assert run.history[-1]["round"] == 4
-    lost = [name for row in run.history for name in row["dropped"]]
-    assert lost == ["2:c1", "3:c1"]
+    dropouts = [name for row in run.history for name in row["dropped"]]
+    assert dropouts == ["2:c1", "3:c1"]
     # By hand: the same rounds, in which c1 is not asked.
     cohorts = {0: [0, 1, 2, 3], 1: [0, 2, 3], 2: [0, 2, 3], 3: [0, 1, 2, 3]}
     assert_same_as_cohorts(run, data, cohorts, tmp_path)
@@ -267,16 +267,16 @@ def test_rubbish_of_one_node_is_refused_and_the_others_go_on(what: str, tmp_path
     grid.deliver = deliver
     run = serve_here(app, grid)
     assert [name for row in run.history for name in row["dropped"]] == ["2:c2"]
-    used = [int(run._loop.progress.store.get([client])[0]["used"]) for client in range(4)]
-    assert used == [1, 1, 0, 1]
+    turns = [int(run._loop.progress.store.get([client])[0]["used"]) for client in range(4)]
+    assert turns == [1, 1, 0, 1]
 
 
 def answer_of(grid: LocalGrid, node: int, letter: Letter, kind: str = "train") -> str:
     """The line with which a device refuses a letter."""
     device = grid.app.device(grid.nodes[node])
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         device.answer(kind, letter)
-    text = str(caught.value)
+    text = str(error.value)
     assert "\n" not in text
     return text
 
@@ -286,9 +286,9 @@ def test_a_device_refuses_what_the_server_must_not_send(tmp_path: Path) -> None:
     app, nodes = new_app(data, tmp_path, cohort=4), nodes_of(data, tmp_path)
     grid = LocalGrid(app, nodes)
     serve_here(app, grid)
-    sent = [(node, read_message(message, 1 << 30)) for kind, node, message, _ in grid.log if kind == "train"]
-    node, last = sent[-1]
-    old = next(letter for each, letter in sent if each == node and letter.head["round"] == 1)
+    letters = [(node, read_message(message, 1 << 30)) for kind, node, message, _ in grid.log if kind == "train"]
+    node, last = letters[-1]
+    old = next(letter for each, letter in letters if each == node and letter.head["round"] == 1)
     assert "`round` must be after turn" in answer_of(grid, node, old)
     ahead = {**last.head, "round": 4, "used": 3, "rounds": 9}
     tensors = unpack(last.body)
@@ -336,6 +336,6 @@ def test_another_device_cannot_take_a_name_and_other_plans_are_refused(tmp_path:
     other = make_app(model, data, algorithm(), tmp_path, **OPTIONS, split=mo.split.output_layer(model))
     head = next(read_message(m, 1 << 30).head for kind, _, m, _ in grid.log if kind == "query.welcome")
     device = other.device({"name": "c9", "folder": str(tmp_path / "c9")})
-    device.load = lambda fitted: new_app(data, tmp_path).device(next(iter(nodes.values()))).load(None)  # type: ignore[method-assign]
+    device.load = lambda preprocessing: new_app(data, tmp_path).device(next(iter(nodes.values()))).load(None)  # type: ignore[method-assign]
     with pytest.raises(mo.MoietyError, match="first values"):
         device.answer("welcome", Letter(head))

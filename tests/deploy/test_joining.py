@@ -45,8 +45,8 @@ def test_a_newcomer_joins_and_names_keep_their_positions_when_nodes_change_their
     assert [member.name for member in roster.members] == ["c1", "c2", "c3", "c0"]
     assert all(member.node > 2**64 - 100 for member in roster.members)
     assert [len(row["dropped"]) for row in run.history] == [0, 0, 4, 0]
-    used = [int(run._loop.progress.store.get([client])[0]["used"]) for client in range(4)]
-    assert used == [3, 3, 3, 3]  # round 3 was lost for all, and nobody counts it
+    turns = [int(run._loop.progress.store.get([client])[0]["used"]) for client in range(4)]
+    assert turns == [3, 3, 3, 3]  # round 3 was lost for all, and nobody counts it
     # The server goes on with more clients than it began with.
     again = make_app(model, data, fedalt(), tmp_path, split=mo.split.output_layer(model), **OPTIONS, clients=3)
     longer = serve_here(again, LocalGrid(again, nodes), rounds=5)
@@ -87,8 +87,8 @@ def test_a_newcomer_predicts_by_the_algorithms_own_rule_before_it_is_asked(tmp_p
         loop = simulated._loop
         state = current_state(loop, client, replace(loop.algorithm, stateful=False))
         received = loop.problem.broadcast(loop.algorithm, loop.progress.server)
-        wanted = loop.problem.compose(*loop.algorithm.personal_model(received, state))
-        assert exact(own) == exact(wanted)
+        expected = loop.problem.compose(*loop.algorithm.personal_model(received, state))
+        assert exact(own) == exact(expected)
 
 
 @pytest.mark.parametrize("share", ["none", "histogram", "per_client"])
@@ -100,13 +100,13 @@ def test_scores_leave_a_device_only_as_the_plan_allows(share: str, tmp_path: Pat
     run = serve_here(app, grid)
     heads = [(kind, read_message(answer, 1 << 30).head) for kind, _, _, answer in grid.log if answer is not None]
     train = [head for kind, head in heads if kind == "train"]
-    evaluated = [head for kind, head in heads if kind == "evaluate"]
+    evaluations = [head for kind, head in heads if kind == "evaluate"]
     simulated = mo.fit(model, data, fedalt(), engine="sequential", split=split, **OPTIONS)
     assert exact(simulated._loop.progress.server) == exact(run._loop.progress.server)
     if share == "none":
-        assert not evaluated
+        assert not evaluations
     if share == "histogram":
-        assert all(set(head["scores"]) == {"metric", "gain", "hurt"} for head in evaluated)
+        assert all(set(head["scores"]) == {"metric", "gain", "hurt"} for head in evaluations)
         last = run.history[-1]
         assert sum(last["metric_histogram"].values()) == last["clients"] == 5
         assert last["hurt"] == simulated.history[-1]["hurt"]
@@ -149,15 +149,15 @@ def test_the_servers_folder_opens_as_a_run_without_anybodys_personal_part(share:
     split = mo.split.output_layer(model)
     app = make_app(model, data, fedalt(), tmp_path, split=split, **OPTIONS, share_metrics=share)
     nodes = nodes_of(data, tmp_path)
-    ended = serve_here(app, LocalGrid(app, nodes))
+    run = serve_here(app, LocalGrid(app, nodes))
     again = make_app(model, data, fedalt(), tmp_path, split=split, **OPTIONS, share_metrics=share)
     resumed = serve_here(again, LocalGrid(again, nodes))  # the server starts again after its end
-    assert exact(ended._loop.progress.server) == exact(resumed._loop.progress.server)
+    assert exact(run._loop.progress.server) == exact(resumed._loop.progress.server)
     assert len(resumed.clients) == (2 if share == "per_client" else 0)
-    opened = mo.load(tmp_path / "server", model=model, split=split)
-    assert exact(opened.shared_parameters()) == exact(ended.shared_parameters())
+    stored_run = mo.load(tmp_path / "server", model=model, split=split)
+    assert exact(stored_run.shared_parameters()) == exact(run.shared_parameters())
     with pytest.raises(mo.MoietyError, match="Its personal part is on its device"):
-        opened.export("c0")
+        stored_run.export("c0")
     with pytest.raises(mo.MoietyError, match="Start the server"):
         mo.resume(tmp_path / "server", model=model, split=split, data=data, rounds=9)
     files = [path for path in (tmp_path / "server").rglob("*") if path.is_file()]

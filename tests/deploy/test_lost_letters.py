@@ -46,14 +46,14 @@ def test_a_node_whose_letters_are_lost_takes_part_in_the_end(
 ) -> None:
     """All nodes lose their first letters of a kind, c1 three: nobody can begin without them."""
     app, grid = make(tmp_path, least=3)
-    asked: Counter[int] = Counter()
+    letters: Counter[int] = Counter()
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message | None:
         if message.metadata.message_type != kind:
             return call(message)
         node = message.metadata.dst_node_id
-        asked[node] += 1
-        if asked[node] > (3 if grid.nodes[node]["name"] == "c1" else 1):
+        letters[node] += 1
+        if letters[node] > (3 if grid.nodes[node]["name"] == "c1" else 1):
             return call(message)
         return Message(Error(3, UNAVAILABLE), reply_to=message) if told else None
 
@@ -61,7 +61,7 @@ def test_a_node_whose_letters_are_lost_takes_part_in_the_end(
     run = run_again(app, grid)
     assert [row["dropped"] for row in run.history] == [[]] * 5
     more = kind == "query.welcome"  # which the server says anew when it begins again
-    assert sorted(asked.values()) == [2 + more, 2 + more, 2 + more, 4 + more]
+    assert sorted(letters.values()) == [2 + more, 2 + more, 2 + more, 4 + more]
 
 
 def run_again(app: Any, grid: LocalGrid) -> Any:
@@ -72,16 +72,16 @@ def run_again(app: Any, grid: LocalGrid) -> Any:
 
 def test_whoever_refuses_is_not_asked_again_at_once(eager: None, tmp_path: Path) -> None:
     app, grid = make(tmp_path, least=2)
-    asked: Counter[str] = Counter()
+    welcomes: Counter[str] = Counter()
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
-        asked[grid.nodes[message.metadata.dst_node_id]["name"]] += message.metadata.message_type == "query.welcome"
+        welcomes[grid.nodes[message.metadata.dst_node_id]["name"]] += message.metadata.message_type == "query.welcome"
         refused = message.metadata.message_type == "query.welcome" and is_c1(grid, message)
         return Message(Error(400, "no room"), reply_to=message) if refused else call(message)
 
     grid.deliver = deliver
     run = run_again(app, grid)
-    assert asked == dict.fromkeys(("c0", "c1", "c2", "c3"), 2)  # once by each server
+    assert welcomes == dict.fromkeys(("c0", "c1", "c2", "c3"), 2)  # once by each server
     assert {name.split(":")[1] for row in run.history for name in row["dropped"]} == {"c1"}
 
 
@@ -91,20 +91,20 @@ def test_a_device_that_is_deaf_is_not_waited_for_in_every_round(
     """c1 hears nothing of the first rounds: two wait for it. When it hears again, it takes part."""
     monkeypatch.setattr(questions, "FIRST", 0.0)
     app, grid = make(tmp_path, cohort=4, rounds=6, deadline=0.2)
-    asked: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message | None:
         kind, bad = message.metadata.message_type, is_c1(grid, message)
-        asked[kind if bad else "others"] += 1
+        counts[kind if bad else "others"] += 1
         others = int(message.metadata.group_id) if kind == "train" else 0
-        asked["round"] = max(asked["round"], others)
-        return None if bad and (kind == "train" or asked["train"]) and asked["round"] < 4 else call(message)
+        counts["round"] = max(counts["round"], others)
+        return None if bad and (kind == "train" or counts["train"]) and counts["round"] < 4 else call(message)
 
     grid.deliver = deliver
     run = serve_here(app, grid)
-    dropped = [name for row in run.history for name in row["dropped"]]
-    assert dropped == [f"{t}:c1" for t in range(1, 6)]
-    assert asked["train"] == 3, "two rounds waited for it, and it was in the last"
+    dropouts = [name for row in run.history for name in row["dropped"]]
+    assert dropouts == [f"{t}:c1" for t in range(1, 6)]
+    assert counts["train"] == 3, "two rounds waited for it, and it was in the last"
 
 
 def is_c1(grid: LocalGrid, message: Message) -> bool:
@@ -123,11 +123,11 @@ def test_a_server_error_of_the_superlink_passes(tmp_path: Path, monkeypatch: pyt
 
 
 def fail_at_times(name: str, call: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
-    def failing(*given: Any) -> Any:
+    def failing(*arguments: Any) -> Any:
         calls[name] += 1
         if calls[name] % 4:
             raise_status(503 if calls[name] % 2 else 500)
-        return call(*given)
+        return call(*arguments)
 
     return failing
 
@@ -142,11 +142,11 @@ def test_a_lost_task_does_not_end_the_worker(monkeypatch: pytest.MonkeyPatch) ->
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
     monkeypatch.setattr("flwr.supercore.retry.http_retry.FORCE_EXIT_TIMEOUT_SECONDS", -1)
-    with pytest.raises(httpx.HTTPStatusError) as caught:
+    with pytest.raises(httpx.HTTPStatusError) as error:
         raise_status(401)
-    flowers_own().should_giveup(caught.value)
+    flowers_own().should_giveup(error.value)
     assert len(signals) == 1
-    assert worker.make_calm_invoker().should_giveup(caught.value)
+    assert worker.make_calm_invoker().should_giveup(error.value)
     with pytest.raises(httpx.HTTPStatusError, match="401"):
         worker.make_calm_invoker().invoke(raise_status, 401)
     assert len(signals) == 1
@@ -214,19 +214,19 @@ def test_a_node_waits_for_a_worker_that_lives(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_node_forgets_a_message_whose_run_ended_while_it_was_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's own pull says None then, and leaves a task whose message has no parts: a worker would look for ever."""
-    node, sent = (
+    node, message = (
         Node(),
         Message(RecordDict({"c": ConfigRecord({"b": 2})}), dst_node_id=7, message_type="train", ttl=9.0),
     )
     node.finish(SubStatus.FAILED)
     nodes.forget_unread(node.state, node.store)
-    sent.metadata.__dict__.update(_run_id=1, _message_id=sent.object_id)
-    tree = get_object_tree(sent)
+    message.metadata.__dict__.update(_run_id=1, _message_id=message.object_id)
+    tree = get_object_tree(message)
 
-    def stop(*given: Any) -> bytes:
+    def stop(*arguments: Any) -> bytes:
         raise RunNotRunningException
 
-    calls: dict[str, Any] = {"receive": lambda: (sent, tree), "pull_object": stop, "confirm_message_received": stop}
+    calls: dict[str, Any] = {"receive": lambda: (message, tree), "pull_object": stop, "confirm_message_received": stop}
     calls |= {"get_run": stop, "get_fab": stop, "node_config": {}, "trusted_entities": None}
     node.state.store_run(Run.create_empty(run_id=1))
     for name in ("_pull_and_store_message", "_push_messages"):  # what the call below changes would stay
@@ -241,7 +241,7 @@ def test_a_node_forgets_a_message_whose_run_ended_while_it_was_taken_in(monkeypa
 
 
 def test_a_node_outlives_errors_of_the_superlink(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**given: Any) -> None:
+    def fail(**arguments: Any) -> None:
         raise_status(500)
 
     monkeypatch.setattr(nodes.time, "sleep", lambda seconds: None)

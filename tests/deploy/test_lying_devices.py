@@ -17,6 +17,7 @@ from flwr.app import Message
 from local_grid import LocalGrid, federation, make_app, nodes_of, serve_here, small_model
 from safetensors.numpy import load as load_numpy
 from safetensors.numpy import save as save_numpy
+from test_equals_simulation import exact
 from test_misbehaviour import BAD, everything, is_bad, parts, reply
 
 import moiety as mo
@@ -131,14 +132,14 @@ def test_a_liar_is_dropped_in_one_line_and_the_run_ends_as_without_it(codec, see
     grid.deliver = deliver
     run = serve_here(app, grid)
     assert everything(run, tmp_path) == silent(codec)
-    told = [
+    reasons = [
         why
         for row in run.history
         for place, why in zip(row["dropped"], row.get("dropped_reasons", ()), strict=True)
         if str(place).endswith(f":{BAD}")
     ]
-    assert len(told) == lies > 0
-    assert all(why and len(why) <= 320 and why.isprintable() for why in told)
+    assert len(reasons) == lies > 0
+    assert all(why and len(why) <= 320 and why.isprintable() for why in reasons)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -152,12 +153,12 @@ def test_whatever_a_device_sends_is_read_or_refused_and_raises_nothing(codec, tm
     run = serve_here(app, grid)
     loop, draw = run._loop, np.random.default_rng(len(codec))
     loop.connect(loop.federation)
-    sent, answer = next((m, a) for _, _, m, a in grid.log if is_bad(grid, m) and a is not None)
+    message, answer = next((m, a) for _, _, m, a in grid.log if is_bad(grid, m) and a is not None)
     head, body = parts(answer)
     (job,) = loop.make_jobs([1], [loop.progress.store.first()], 0)
     for _ in range(400):
         text = lie_in_head(draw, head) if draw.random() < 0.3 else json.dumps(head)
-        lie = reply(sent, text, lie_in_body(draw, body))
+        lie = reply(message, text, lie_in_body(draw, body))
         try:
             letter: Any = read_message(lie, 1 << 20)
         except MoietyError as error:
@@ -200,9 +201,9 @@ def test_losses_of_one_device_that_grow_and_grow_do_not_end_the_run(tmp_path):
     for folder in folders:
         app, grid = make(folder, rounds=8, cohort=4, settings=mo.Settings(evaluate_every=1))
 
-        def deliver(message: Message, call: Callable[[Message], Message], here: Any = (folder, grid)) -> Message:
+        def deliver(message: Message, call: Callable[[Message], Message], context: Any = (folder, grid)) -> Message:
             answer = call(message)
-            if here[0] != folders[0] or not is_bad(here[1], message):
+            if context[0] != folders[0] or not is_bad(context[1], message):
                 return answer
             head, body = parts(answer)
             grows = 10.0 ** (6 + head["round"]) if head["round"] else head["info"]["loss"]
@@ -218,12 +219,12 @@ def test_losses_of_one_device_that_grow_and_grow_do_not_end_the_run(tmp_path):
 def test_one_device_alone_in_its_rounds_that_sends_nan_does_not_end_the_run(seed, tmp_path):
     """With a cohort of one, rounds in which nobody else is asked bring nothing; the run goes on to its end."""
     app, grid = make(tmp_path, rounds=24, cohort=1, seed=seed)
-    asked: list[str] = []
+    names: list[str] = []
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
         answer = call(message)
         if message.metadata.message_type == "train":
-            asked.append(str(grid.nodes[message.metadata.dst_node_id]["name"]))
+            names.append(str(grid.nodes[message.metadata.dst_node_id]["name"]))
         return (
             reply(message, *LIES["numbers whose sum is infinite"](*parts(answer))) if is_bad(grid, message) else answer
         )
@@ -231,8 +232,8 @@ def test_one_device_alone_in_its_rounds_that_sends_nan_does_not_end_the_run(seed
     grid.deliver = deliver
     run = serve_here(app, grid)
     assert run._loop.progress.round == 24
-    assert f"{BAD} " * 3 in " ".join(asked)  # so many rounds without a finite answer end a simulation
-    assert asked.count(BAD) == sum(str(place).endswith(f":{BAD}") for row in run.history for place in row["dropped"])
+    assert f"{BAD} " * 3 in " ".join(names)  # so many rounds without a finite answer end a simulation
+    assert names.count(BAD) == sum(str(place).endswith(f":{BAD}") for row in run.history for place in row["dropped"])
     assert int(run._loop.progress.store.get([1])[0]["used"]) == -1
 
 
@@ -283,9 +284,9 @@ def test_scores_that_cannot_be_are_left_out_and_those_of_others_are_kept(share, 
     grid.deliver = deliver
     run = serve_here(app, grid)
     for row in run.history:
-        told = [why for place, why in zip(row["dropped"], row["dropped_reasons"], strict=True) if f":{BAD}" in place]
-        assert len(told) == 1
-        assert "not evaluated" in told[0]
+        reasons = [why for place, why in zip(row["dropped"], row["dropped_reasons"], strict=True) if f":{BAD}" in place]
+        assert len(reasons) == 1
+        assert "not evaluated" in reasons[0]
         assert row["clients"] == 3
         assert share == "histogram" or 0 <= row["metric"] <= 1
 
@@ -308,9 +309,9 @@ HELLOS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_device_that_lies_when_it_joins_is_refused_and_the_others_train_as_without_it(kind, liar, tmp_path):
     """Also one whose name comes first. The others are clients 0 to 2, as where that device never was."""
     ends = []
-    for folder, there in ((tmp_path / "lies", True), (tmp_path / "without", False)):
+    for folder, present in ((tmp_path / "lies", True), (tmp_path / "without", False)):
         app, grid = make(folder, clients=3, rounds=2, cohort=2)
-        if not there:
+        if not present:
             grid.nodes = {node: config for node, config in grid.nodes.items() if config["name"] != liar}
 
         def deliver(message: Message, call: Callable[[Message], Message], grid: LocalGrid = grid) -> Message:
@@ -326,3 +327,81 @@ def test_a_device_that_lies_when_it_joins_is_refused_and_the_others_train_as_wit
         assert [str(name) for name in run._loop.problem.data.ids] == [f"c{i}" for i in range(4) if f"c{i}" != liar]
         ends.append(everything(run, folder))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.filterwarnings("ignore:`updates` must be finite:UserWarning")
+def test_three_liars_one_after_the_other_do_not_end_the_run_of_eight_devices(tmp_path):
+    """Each is alone in its round, in the first three rounds; five devices are honest."""
+    data, model = federation((6,) * 8), small_model()
+    app = make_app(model, data, mo.fedavg(shared=0.1), tmp_path, rounds=16, cohort=1, deadline=0.3)
+    grid = LocalGrid(app, nodes_of(data, tmp_path))
+    liars: set[str] = set()
+
+    def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
+        answer = call(message)
+        if message.metadata.message_type != "train":
+            return answer
+        name = str(grid.nodes[message.metadata.dst_node_id]["name"])
+        liars.update([name] if len(liars) < 3 else [])
+        lie = LIES["numbers whose sum is infinite"]
+        return reply(message, *lie(*parts(answer))) if name in liars else answer
+
+    grid.deliver = deliver
+    run = serve_here(app, grid)
+    assert run._loop.progress.round == 16
+    drops = [bool(row["dropped"]) for row in run.history]
+    assert drops[:3] == [True] * 3
+    assert not all(drops)
+
+
+def add_category(table: dict[str, Any], names: list[str]) -> None:
+    table["categories"]["ward"].update(dict.fromkeys(names, 1))
+
+
+def add_class(table: dict[str, Any], names: list[str]) -> None:
+    table["classes"] += names
+
+
+@pytest.mark.parametrize("add", [add_category, add_class])
+@pytest.mark.parametrize("liars", [{"s0": 1}, {"s4": 3}, {"s0": 1, "s3": 2}])
+def test_names_that_the_model_has_no_room_for_are_refused_with_their_device(add, liars, tmp_path, caplog):
+    """Category ``c`` is on one honest device alone, and the model has room for it."""
+    draw = np.random.default_rng(1)
+    for k in range(5):
+        ward, age = draw.choice(["a", "b"], 24), draw.normal(50, 10, 24)
+        ward[0] = "c" if k == 1 else "a"
+        lines = [f"{a:.1f},{w},{'ill' if a > 50 else 'well'}" for a, w in zip(age, ward, strict=True)]
+        (tmp_path / f"s{k}.csv").write_text("\n".join(["age,ward,outcome", *lines]) + "\n")
+    ends = []
+    for folder, present in ((tmp_path / "lies", True), (tmp_path / "without", False)):
+        app = mo.deploy.app(
+            mo.models.mlp(4, 2, hidden=(5,), seed=3),
+            mo.fedavg(shared=0.1),
+            rounds=2,
+            data=mo.deploy.table(target="outcome"),
+            clients=5 - len(liars),
+            out=folder / "server",
+            deadline=5.0,
+        )
+        nodes = {
+            40 - k: {"name": f"s{k}", "folder": str(folder / f"d{k}"), "data": str(tmp_path / f"s{k}.csv")}
+            for k in range(5)
+            if present or f"s{k}" not in liars
+        }
+        grid = LocalGrid(app, nodes)
+
+        def deliver(message: Message, call: Callable[[Message], Message], grid: LocalGrid = grid) -> Message:
+            answer = call(message)
+            name = grid.nodes[message.metadata.dst_node_id]["name"]
+            if message.metadata.message_type != "query.hello" or name not in liars:
+                return answer
+            head = json.loads(str(answer.content.config_records["head"]["json"]))
+            add(head["table"], [f"{name} {i}" for i in range(liars[name])])
+            return reply(message, head, None)
+
+        grid.deliver = deliver
+        run = serve_here(app, grid)
+        assert [str(name) for name in run._loop.problem.data.ids] == [f"s{k}" for k in range(5) if f"s{k}" not in liars]
+        ends.append(exact(run._loop.progress.server))
+    assert ends[0] == ends[1]
+    assert caplog.text.count("it alone has some categories or classes") == len(liars)

@@ -122,7 +122,7 @@ def test_a_replayed_answer_is_refused(silent, tmp_path):
     """The device's first answer comes back for every later round: it counts once, in its own round."""
     app, grid = make(tmp_path)
     first: list[Message] = []
-    refused: list[int] = []
+    rounds: list[int] = []
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
         answer = call(message)
@@ -131,15 +131,15 @@ def test_a_replayed_answer_is_refused(silent, tmp_path):
         first.append(answer)
         head, body = parts(first[0])
         if len(first) > 1:
-            refused.append(int(message.metadata.group_id) if message.metadata.group_id.isdigit() else -1)
+            rounds.append(int(message.metadata.group_id) if message.metadata.group_id.isdigit() else -1)
         return reply(message, head, body)
 
     grid.deliver = deliver
     run = serve_here(app, grid)
-    assert refused
-    used = int(run._loop.progress.store.get([1])[0]["used"])
-    assert used == parts(first[0])[0]["round"]
-    assert len([text for row in run.history for text in row["dropped"] if BAD in str(text)]) == len(refused)
+    assert rounds
+    turn = int(run._loop.progress.store.get([1])[0]["used"])
+    assert turn == parts(first[0])[0]["round"]
+    assert len([text for row in run.history for text in row["dropped"] if BAD in str(text)]) == len(rounds)
 
 
 @pytest.fixture(scope="module")

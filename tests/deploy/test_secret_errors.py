@@ -68,9 +68,9 @@ def test_what_a_loader_raises_stays_on_its_device(kind, calls, tmp_path, caplog)
     assert all(text.startswith(kind) for text in refusals)
     assert kind != "FileNotFoundError" or "(No such file or directory)" in refusals[0]
     assert not find_everywhere(grid, tmp_path / "server")
-    told = [record for record in caplog.records if "cannot take part" in record.message]
-    assert told
-    assert not [record for record in told if SECRET in record.message]
+    records = [record for record in caplog.records if "cannot take part" in record.message]
+    assert records
+    assert not [record for record in records if SECRET in record.message]
     own = [record for record in caplog.records if record.message.startswith("refused")]
     assert SECRET in own[0].message + str(own[0].exc_text or own[0].exc_info)
 
@@ -100,7 +100,7 @@ def test_what_training_raises_stays_on_its_device(tmp_path):
                 return call(message)
         return call(message)
 
-    def fail(*given: Any) -> Any:
+    def fail(*arguments: Any) -> Any:
         raise ZeroDivisionError(SECRET)
 
     grid.deliver = deliver
@@ -116,10 +116,10 @@ def test_a_worker_whose_app_cannot_be_loaded_says_no_more_than_the_kind_of_error
 
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
     message.metadata.__dict__["_message_id"] = "m"
-    pushed: list[Any] = []
+    outputs: list[Any] = []
     monkeypatch.setattr(run_clientapp, "pull_task_input", lambda client: (message, None, None, None))
-    monkeypatch.setattr(run_clientapp, "push_message", lambda client, answer, context: pushed.append(answer))
-    monkeypatch.setattr(run_clientapp, "push_task_output", lambda *given: pushed.append(given[-1]))
+    monkeypatch.setattr(run_clientapp, "push_message", lambda client, answer, context: outputs.append(answer))
+    monkeypatch.setattr(run_clientapp, "push_task_output", lambda *arguments: outputs.append(arguments[-1]))
     mine = worker.Worker.__new__(worker.Worker)
     monkeypatch.setattr(mine, "task_client", lambda token: contextlib.nullcontext(SimpleNamespace()))
 
@@ -128,6 +128,6 @@ def test_a_worker_whose_app_cannot_be_loaded_says_no_more_than_the_kind_of_error
 
     monkeypatch.setattr(mine, "load", load)
     mine.serve("token")
-    answer, details = pushed
+    answer, details = outputs
     assert isinstance(answer.error, Error)
     assert answer.error.reason == details == "ImportError: the device's own log says more."

@@ -82,21 +82,21 @@ def test_windows_are_counted_as_by_hand():
 
 def test_no_personal_tensor_and_no_feature_is_in_any_message(tmp_path):
     grid, run = run_here("fedalt", tmp_path)
-    sent = [piece for _, _, message, answer in grid.log for each in (message, answer) for piece in serialise(each)]
-    assert len(sent) > 20
+    pieces = [piece for _, _, message, answer in grid.log for each in (message, answer) for piece in serialise(each)]
+    assert len(pieces) > 20
     hidden = windows(personal_bytes("fedalt", ROUNDS))
     assert len(hidden) > 3000
-    assert count_found(hidden, sent) == 0
+    assert count_found(hidden, pieces) == 0
     # Control: what is shared is found, nearly every window of it.
     shared = windows([p.numpy().tobytes() for p in run._loop.broadcast().values()])
-    assert count_found(shared, sent) > 0.9 * len(shared) > 300
+    assert count_found(shared, pieces) > 0.9 * len(shared) > 300
 
 
 def test_a_personal_tensor_under_an_allowed_name_is_found(tmp_path):
     """Control: an algorithm that hides personal numbers in a shared tensor passes the guard, but not this search."""
     grid, _ = run_here("smuggler", tmp_path)
-    sent = [piece for _, _, message, answer in grid.log for each in (message, answer) for piece in serialise(each)]
-    assert count_found(windows(personal_bytes("smuggler", ROUNDS)), sent) > 0
+    pieces = [piece for _, _, message, answer in grid.log for each in (message, answer) for piece in serialise(each)]
+    assert count_found(windows(personal_bytes("smuggler", ROUNDS)), pieces) > 0
 
 
 HEAD = {"run", "position", "digest", "round", "used"}
@@ -153,39 +153,44 @@ def describe(way: tuple[str, str], message: Message, share: str) -> tuple[Any, .
     content = write_record(Letter(head, body)) if follows else message.content
     lengths = sorted(len(each) for each in serialise(content))
     # The id of a run and the token of a device are random, so nothing but their lengths can be compared.
-    told = {key: len(value) if key in ("run", "token") else value for key, value in head.items()}
-    return *way, told, tensors, len(body), lengths
+    fields = {key: len(value) if key in ("run", "token") else value for key, value in head.items()}
+    return *way, fields, tensors, len(body), lengths
 
 
 @pytest.mark.parametrize("share", FOLLOWS)
 @pytest.mark.parametrize("algorithm", ["fedalt", "fedspa"])
 def test_labels_have_no_channel(algorithm: str, share: str, tmp_path: Path) -> None:
     """Whatever the labels are, the same letters cross and are as long, but for what ``FOLLOWS`` names."""
-    seen: dict[str, list[tuple[Any, ...]]] = {}
+    letters: dict[str, list[tuple[Any, ...]]] = {}
     for number, (name, change) in enumerate(LABELS.items()):
         grid, run = run_with_labels(algorithm, share, change, tmp_path / str(number))
-        seen[name] = [
+        letters[name] = [
             (node, *describe((kind, way), message, share))
             for kind, node, *both in grid.log
             for way, message in zip(("down", "up"), both, strict=True)
         ]
-        seen[name].sort(key=lambda each: each[:3])  # devices answer in any order, each in that of its letters
+        letters[name].sort(key=lambda each: each[:3])  # devices answer in any order, each in that of its letters
         names = set(run._loop.broadcast())
         names |= {f"{how}:{each}" for each in names for how in ("bits", "places")} if algorithm == "fedspa" else set()
-        assert all(set(tensors) <= names for *_, tensors, _, _ in seen[name])
-    told = {"none": set(), "histogram": {"evaluate"}, "per_client": {"evaluate", "query.weigh"}}[share]
-    told -= set() if algorithm == "fedalt" else {"query.weigh"}
-    assert {kind for _, kind, *_ in seen["as drawn"]} == {"query.hello", "query.welcome", "train", "query.end"} | told
-    assert seen["others"] == seen["as drawn"]
-    assert seen["all the same"] == seen["as drawn"]
+        assert all(set(tensors) <= names for *_, tensors, _, _ in letters[name])
+    kinds = {"none": set(), "histogram": {"evaluate"}, "per_client": {"evaluate", "query.weigh"}}[share]
+    kinds -= set() if algorithm == "fedalt" else {"query.weigh"}
+    assert {kind for _, kind, *_ in letters["as drawn"]} == {
+        "query.hello",
+        "query.welcome",
+        "train",
+        "query.end",
+    } | kinds
+    assert letters["others"] == letters["as drawn"]
+    assert letters["all the same"] == letters["as drawn"]
 
 
 def run_with_labels(
     algorithm: str, share: str, change: Callable[[np.ndarray], np.ndarray], folder: Path, **options: Any
 ) -> tuple[LocalGrid, mo.Run]:
     """A run of eight devices, so many that a population is estimated, with other labels and the same rows."""
-    drawn = federation((9, 12, 17, 24, 9, 12, 17, 24))
-    data = replace(drawn, columns={**drawn.columns, "y": change(drawn.columns["y"])})
+    source = federation((9, 12, 17, 24, 9, 12, 17, 24))
+    data = replace(source, columns={**source.columns, "y": change(source.columns["y"])})
     assert data.classes == site_app.CLASSES
     model = small_model()
     method = site_app.ALGORITHMS[algorithm]()
@@ -198,7 +203,7 @@ def run_with_labels(
 
 def test_what_a_device_refuses_says_nothing_of_labels(tmp_path: Path) -> None:
     """Every refusal that a server can provoke by a letter, word for word."""
-    seen = []
+    refusals = []
     for number, change in enumerate(LABELS.values()):
         grid, _ = run_with_labels("fedalt", "none", change, tmp_path / str(number))
         node = min(grid.nodes)
@@ -223,11 +228,11 @@ def test_what_a_device_refuses_says_nothing_of_labels(tmp_path: Path) -> None:
             for kind in ("train", "evaluate", "query.weigh", "query.end")
         ]
         own = {str(letter.head["run"]): "RUN", str(tmp_path / str(number)): "FOLDER"}
-        refused = [(reply.error.code, reply.error.reason) for reply in replies if reply.has_error()]
-        seen.append([(code, replace_all(reason, own)) for code, reason in refused])
-        assert len(seen[-1]) > 3 * len(letters)
+        errors = [(reply.error.code, reply.error.reason) for reply in replies if reply.has_error()]
+        refusals.append([(code, replace_all(reason, own)) for code, reason in errors])
+        assert len(refusals[-1]) > 3 * len(letters)
         assert all(set(head_of(reply)) == {"round"} for reply in replies if not reply.has_error())
-    assert seen[0] == seen[1] == seen[2]
+    assert refusals[0] == refusals[1] == refusals[2]
 
 
 def replace_all(text: str, table: dict[str, str]) -> str:
@@ -237,16 +242,16 @@ def replace_all(text: str, table: dict[str, str]) -> str:
 
 
 def test_a_device_whose_training_diverges_says_nothing_of_labels(tmp_path: Path) -> None:
-    seen = []
+    heads = []
     for number, change in enumerate([LABELS["as drawn"], LABELS["others"]]):
-        drawn, model = federation((9, 12)), small_model()
-        data = replace(drawn, columns={**drawn.columns, "y": change(drawn.columns["y"])})
+        source, model = federation((9, 12)), small_model()
+        data = replace(source, columns={**source.columns, "y": change(source.columns["y"])})
         folder = tmp_path / str(number)
         algorithm = mo.fedalt(shared=mo.sgd(1e30, steps=9), personal=1e30)
         app = make_app(model, data, algorithm, folder, split=mo.split.output_layer(model), rounds=1, least=1)
         grid = LocalGrid(app, nodes_of(data, folder))
         with pytest.warns(UserWarning, match="finite for some client"):
             serve_here(app, grid)
-        seen.append([head_of(answer) for kind, _, _, answer in grid.log if kind == "train"])
-        assert [set(head) for head in seen[-1]] == [{"round", "why"}] * 2
-    assert seen[0] == seen[1]
+        heads.append([head_of(answer) for kind, _, _, answer in grid.log if kind == "train"])
+        assert [set(head) for head in heads[-1]] == [{"round", "why"}] * 2
+    assert heads[0] == heads[1]

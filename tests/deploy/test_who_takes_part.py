@@ -20,8 +20,8 @@ from moiety.loop import round as loop_round
 from moiety.run.predict import current_state
 
 
-@pytest.mark.parametrize(("least", "used"), [(2, [0, 3]), (3, [])], ids=["enough", "too few"])
-def test_a_round_with_fewer_answers_than_least_is_left_out(least: int, used: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("least", "members"), [(2, [0, 3]), (3, [])], ids=["enough", "too few"])
+def test_a_round_with_fewer_answers_than_least_is_left_out(least: int, members: list[int], tmp_path: Path) -> None:
     """In round 2 two of four devices answer. Where three are needed, no turn counts, and all go on from round 1."""
     data = federation()
     app, nodes = new_app(data, tmp_path, cohort=4, deadline=0.3, least=least), nodes_of(data, tmp_path)
@@ -33,16 +33,16 @@ def test_a_round_with_fewer_answers_than_least_is_left_out(least: int, used: lis
         return None if lost and nodes[message.metadata.dst_node_id]["name"] in ("c1", "c2") else answer
 
     grid.deliver = deliver
-    if used:
+    if members:
         run = serve_here(app, grid)
     else:
         with pytest.warns(UserWarning, match="Round 2 is left out: 2 finite uploads, 3 are needed"):
             run = serve_here(app, grid)
     assert [name for row in run.history for name in row["dropped"]] == ["2:c1", "2:c2"]
     everyone = [0, 1, 2, 3]
-    assert_same_as_cohorts(run, data, {0: everyone, 1: used, 2: everyone, 3: everyone}, tmp_path)
+    assert_same_as_cohorts(run, data, {0: everyone, 1: members, 2: everyone, 3: everyone}, tmp_path)
     heads = [head for kind, head in sent_heads(grid) if kind == "train" and head["round"] == 2]
-    assert sorted(head["used"] for head in heads) == sorted(1 if client in used else 0 for client in everyone)
+    assert sorted(head["used"] for head in heads) == sorted(1 if client in members else 0 for client in everyone)
 
 
 def sent_heads(grid: LocalGrid) -> list[tuple[str, dict[str, Any]]]:
@@ -76,7 +76,7 @@ def test_a_newcomer_is_onboarded_to_the_simulations_bits(
     nodes = nodes_of(data, tmp_path)
     (late,) = [node for node, config in nodes.items() if config["name"] == "c3"]
     grid = LocalGrid(app, {node: config for node, config in nodes.items() if node != late})
-    onboarded: list[dict[str, Any]] = []
+    models: list[dict[str, Any]] = []
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
         kind, node, group = message.metadata.message_type, message.metadata.dst_node_id, message.metadata.group_id
@@ -86,7 +86,7 @@ def test_a_newcomer_is_onboarded_to_the_simulations_bits(
         if kind == "evaluate" and node == late and group == "evaluate 3":
             assert not answer.has_error()
             other = make_app(model, data, algorithm, tmp_path, **options, rounds=5, clients=3)
-            onboarded.append(exact(other.device(nodes[late]).own_run().parameters("c3")))
+            models.append(exact(other.device(nodes[late]).own_run().parameters("c3")))
         return answer
 
     grid.deliver = deliver
@@ -104,6 +104,6 @@ def test_a_newcomer_is_onboarded_to_the_simulations_bits(
     loop = mo.fit(model, data, algorithm, engine="sequential", **options, rounds=3)._loop
     state = current_state(loop, 3, replace(loop.algorithm, stateful=False))
     received = loop.problem.broadcast(loop.algorithm, loop.progress.server)
-    wanted = exact(loop.problem.compose(*loop.algorithm.personal_model(received, state)))
-    assert len(onboarded) == 1
-    assert (onboarded[0] == wanted) == (name != "fedspa")
+    expected = exact(loop.problem.compose(*loop.algorithm.personal_model(received, state)))
+    assert len(models) == 1
+    assert (models[0] == expected) == (name != "fedspa")

@@ -29,18 +29,18 @@ def test_the_worker_knows_the_version_that_is_installed_and_no_other() -> None:
 def test_another_version_is_handed_over_to_flowers_own_executor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    called: list[list[str]] = []
+    commands: list[list[str]] = []
 
     def replace_process(name: str, command: list[str]) -> None:
-        called.append(command)
+        commands.append(command)
         raise SystemExit(0)
 
     monkeypatch.setattr(worker.os, "execvp", replace_process)
     monkeypatch.setattr(worker, "version", lambda name: "9.9.9")
     with pytest.raises(SystemExit):
         worker.main(["--runtime-api-address", "127.0.0.1:1", "--insecure"])
-    assert Path(called[0][0]).name == "flower-superexec"
-    assert called[0][1:4] == ["--runtime-api-address", "127.0.0.1:1", "--insecure"]
+    assert Path(commands[0][0]).name == "flower-superexec"
+    assert commands[0][1:4] == ["--runtime-api-address", "127.0.0.1:1", "--insecure"]
     assert "9.9.9" in capsys.readouterr().err
 
 
@@ -49,7 +49,7 @@ def test_a_node_of_the_known_version_never_waits_long(monkeypatch: pytest.Monkey
 
     plain, waits = start_client_internal.time, []
     for name in ("try_again_after_breaks", "shorten_waits", "outlive_errors"):  # what they change would stay
-        monkeypatch.setattr(nodes, name, lambda *given: None)
+        monkeypatch.setattr(nodes, name, lambda *arguments: None)
     monkeypatch.setattr(nodes.Pace, "hold_questions", lambda self: None)
     monkeypatch.setattr(nodes.time, "sleep", waits.append)
     monkeypatch.setattr(cli, "flower_supernode", lambda: [start_client_internal.time.sleep(3) for _ in range(20)])
@@ -126,11 +126,11 @@ def test_a_node_calls_again_after_a_break_but_not_after_a_wrong_certificate(monk
     """Flower's own rule takes both for the same; the texts are those of OpenSSL."""
     name = "make_simple_http_retry_invoker"
     monkeypatch.setattr(fleet_http_connection, name, plain)
-    broken = ssl.SSLEOFError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1006)")
+    end = ssl.SSLEOFError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol (_ssl.c:1006)")
     wrong = ssl.SSLCertVerificationError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1006)")
-    assert plain().should_giveup(broken)
+    assert plain().should_giveup(end)
     nodes.try_again_after_breaks()
     patient = getattr(fleet_http_connection, name)()
-    assert not patient.should_giveup(broken)
+    assert not patient.should_giveup(end)
     assert patient.should_giveup(wrong)
     assert is_break(ConnectionResetError(104, "Connection reset by peer"))

@@ -48,18 +48,18 @@ def work(out: Path, rounds: int) -> None:
 def kill_clocked(folder: Path, step: int) -> list[dict[str, Any]]:
     """Runs that were killed once each, at every ``step``-th change while the second and third checkpoint were made."""
     kill_harness.work = work
-    found = []
+    runs = []
     for name in CLOCKS:
         whole = folder / f"{name}-whole"
         assert kill_harness.wait(kill_harness.start(whole, 4, listing(whole))) == "done", name
         kill_harness.import_all(json.loads(whole.with_suffix(".modules").read_text()))
         events = whole.with_suffix(".events").read_text().splitlines()
         # The last four are the beginnings of the four checkpoints; uploads are under way in the two in the middle.
-        made = [i for i, event in enumerate(events) if event.startswith("os.mkdir") and "/.new.moiety" in event][-4:]
-        for number in [*range(made[1], made[2], step), *range(made[2] + step // 2, made[3], step)]:
+        starts = [i for i, event in enumerate(events) if event.startswith("os.mkdir") and "/.new.moiety" in event][-4:]
+        for number in [*range(starts[1], starts[2], step), *range(starts[2] + step // 2, starts[3], step)]:
             out = folder / f"{name}-point{number}"
             end = kill_harness.wait(kill_harness.start(out, 4, kill_harness.at_event(number, out, half=False)))
-            run = {"folder": str(out), "kills": [{"end": end, **kill_harness.left(out)}]}
+            run = {"folder": str(out), "kills": [{"end": end, **kill_harness.list_leftovers(out)}]}
             run["end"] = kill_harness.wait(kill_harness.start(out, 4))
-            found += kill_harness.compared([run], folder_contents(whole))
-    return found
+            runs += kill_harness.compare_runs([run], folder_contents(whole))
+    return runs

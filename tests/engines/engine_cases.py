@@ -93,8 +93,8 @@ def conv_net() -> nn.Module:
 
 def without_seconds(history: list[dict[str, Any]]) -> list[str]:
     """History rows as exact text, all fields but the time they took and the checksum."""
-    kept = [{k: v for k, v in row.items() if k not in ("seconds", "check")} for row in history]
-    return [json.dumps(row, sort_keys=True) for row in kept]
+    rows = [{k: v for k, v in row.items() if k not in ("seconds", "check")} for row in history]
+    return [json.dumps(row, sort_keys=True) for row in rows]
 
 
 def without_seal(table: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def contents(run: mo.Run) -> dict[str, Any]:
     """Everything a run found, in a form that compares bit for bit."""
     progress = run._loop.progress
     server = {k: v if isinstance(v, Tensor) else torch.tensor(v) for k, v in tree.leaves(progress.server).items()}
-    found = {
+    parts = {
         "history": without_seconds(run.history),
         "clients": [json.dumps(row) for row in run.clients],
         "ledger": run.ledger,
@@ -119,8 +119,8 @@ def contents(run: mo.Run) -> dict[str, Any]:
         "round": progress.round,
         "states": {c: exact(tree.leaves(*progress.store.get([c]))) for c in range(len(run._loop.problem.data))},
     }
-    found["models"] = [exact(run.parameters(i)) for i in range(len(run.clients))]
-    return found
+    parts["models"] = [exact(run.parameters(i)) for i in range(len(run.clients))]
+    return parts
 
 
 def same_runs(one: mo.Run, other: mo.Run) -> None:
@@ -188,9 +188,9 @@ def tree_hash(folder: Path) -> dict[str, str]:
 
 def refused(call: Callable[[], Any], pattern: str) -> str:
     """Assert that a call ends in one MoietyError of the house's shape that matches; returns its text."""
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         call()
-    text = str(caught.value)
+    text = str(error.value)
     assert "\n" not in text
     assert SHAPE.fullmatch(text), f"not in the house's shape: {text}"
     assert len(text) < 600, text

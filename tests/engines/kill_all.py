@@ -26,10 +26,10 @@ def new_folder(path: Path) -> Path:
 def main() -> None:
     disk, memory, seed, step = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
-    found = kill_runs(disk, memory, seed, step)
-    found["pipelines"] = kill_pipelines(new_folder(memory / "pipelines"))
-    found["clocked"] = kill_clocked(new_folder(memory / "clocked"), step=5 if step == 1 else 7)
-    print(json.dumps(found))
+    results = kill_runs(disk, memory, seed, step)
+    results["pipelines"] = kill_pipelines(new_folder(memory / "pipelines"))
+    results["clocked"] = kill_clocked(new_folder(memory / "clocked"), step=5 if step == 1 else 7)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def wait(child: int) -> str:
     return "done" if os.WEXITSTATUS(status) == 0 else "failed"
 
 
-def left(out: Path) -> dict[str, Any]:
+def list_leftovers(out: Path) -> dict[str, Any]:
     """What a kill left behind: how far the newest checkpoint is, and names that no finished run has."""
     rounds = sorted(int(p.name.removeprefix("round-")) for p in (out / "checkpoint").glob("round-*"))
     strays = sorted(p.name for p in out.rglob(".*")) if out.exists() else []
@@ -125,16 +125,16 @@ def at_event(number: int, out: Path, half: bool) -> Callable[[], None]:
 
 def random_kills(folder: Path, rng: Random, rounds: int, seconds: float) -> list[dict[str, Any]]:
     """Two runs, each killed again and again after random times, at once at first, then left to end."""
-    found = []
+    runs = []
     for chain in range(2):
         out = folder / f"random{chain}"
         kills = []
         for delay in [0.0, *(rng.uniform(0, 0.35 * seconds) for _ in range(4))]:
             kills.append(kill_after(delay, out, rounds))
-        while not left(out)["rounds"] and len(kills) < 20:  # the machine may have become slower meanwhile
+        while not list_leftovers(out)["rounds"] and len(kills) < 20:  # the machine may have become slower meanwhile
             kills.append(kill_after(0.5 * seconds, out, rounds))
-        found.append({"folder": str(out), "kills": kills, "end": wait(start(out, rounds))})
-    return found
+        runs.append({"folder": str(out), "kills": kills, "end": wait(start(out, rounds))})
+    return runs
 
 
 def kill_after(delay: float, out: Path, rounds: int) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def kill_after(delay: float, out: Path, rounds: int) -> dict[str, Any]:
     child = start(out, rounds)
     time.sleep(delay)
     os.kill(child, signal.SIGKILL)
-    return {"end": wait(child), **left(out)}
+    return {"end": wait(child), **list_leftovers(out)}
 
 
 def every_point(folder: Path, rounds: int, half: bool, step: int) -> list[dict[str, Any]]:
@@ -150,15 +150,15 @@ def every_point(folder: Path, rounds: int, half: bool, step: int) -> list[dict[s
 
     Where ``step`` is not 1, kills in the middle of a write and kills before a renaming are at different files.
     """
-    found: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
     for number in itertools.count(half * (step - 1), step):
         out = folder / f"{'half' if half else 'point'}{number}"
         end = wait(start(out, rounds, at_event(number, out, half)))
         if end == "done":
             break
-        kill = {"end": end, **left(out)}
-        found.append({"folder": str(out), "kills": [kill], "end": wait(start(out, rounds))})
-    return found
+        kill = {"end": end, **list_leftovers(out)}
+        runs.append({"folder": str(out), "kills": [kill], "end": wait(start(out, rounds))})
+    return runs
 
 
 def import_all(names: list[str]) -> None:
@@ -171,12 +171,12 @@ def import_all(names: list[str]) -> None:
 
 def reference(out: Path, rounds: int) -> float:
     """A run that nobody kills; how many seconds it took."""
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     assert wait(start(out, rounds)) == "done", out.with_suffix(".error").read_text()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
-def compared(runs: list[dict[str, Any]], wanted: dict[str, Any]) -> list[dict[str, Any]]:
+def compare_runs(runs: list[dict[str, Any]], wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs, with what each of them has otherwise than the one that nobody killed."""
     for run in runs:
         out = Path(run["folder"])
@@ -185,11 +185,11 @@ def compared(runs: list[dict[str, Any]], wanted: dict[str, Any]) -> list[dict[st
         run["differs"] = None
         if run["end"] == "done":
             try:
-                got = folder_contents(out)
-                run["differs"] = [part for part in wanted if got[part] != wanted[part]]
+                actual = folder_contents(out)
+                run["differs"] = [part for part in wanted if actual[part] != wanted[part]]
             except Exception:
                 run["error"] = traceback.format_exc()
-        run["strays"] = left(out)["strays"]
+        run["strays"] = list_leftovers(out)["strays"]
     return runs
 
 
@@ -203,7 +203,7 @@ def kill_runs(disk: Path, memory: Path, seed: int, step: int) -> dict[str, list[
     points = every_point(memory, 2, half=False, step=step)
     halves = every_point(memory, 2, half=True, step=step)
     return {
-        "random": compared(at_random, folder_contents(long)),
-        "points": compared(points, folder_contents(short)),
-        "halves": compared(halves, folder_contents(short)),
+        "random": compare_runs(at_random, folder_contents(long)),
+        "points": compare_runs(points, folder_contents(short)),
+        "halves": compare_runs(halves, folder_contents(short)),
     }

@@ -176,9 +176,9 @@ def read_result(out: Path) -> Any:
 
 def run_to_the_end(out: Path) -> float:
     """A run that nobody kills, or the rest of one; how many seconds it took."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     fork(lambda: begin_or_resume(out, ROUNDS), out)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def reference(folder: Path, kind: str, killed: Path) -> Path:
@@ -213,8 +213,8 @@ def main() -> int:
             out = folder / f"{kind} {number}"
             number += 1
             for _ in range(KILLS_OF_A_RUN):
-                ended = kill_harness.kill_after(rng.uniform(0, 0.6 * seconds[kind]), out, ROUNDS)["end"]
-                kills[kind] += ended == "killed"
+                end = kill_harness.kill_after(rng.uniform(0, 0.6 * seconds[kind]), out, ROUNDS)["end"]
+                kills[kind] += end == "killed"
             run_to_the_end(out)
             same = read_result(out) == read_result(reference(folder, kind, out))
             different += not same

@@ -52,37 +52,37 @@ def listing(out: Path) -> Callable[[], None]:
     return lambda: sys.addaudithook(hook)
 
 
-def chosen(events: list[str]) -> list[int]:
+def choose_points(events: list[str]) -> list[int]:
     """The changes at which to kill."""
     second = next(i for i, event in enumerate(events) if "/2-finetune" in event)
     early = [i for i in range(second, len(events)) if "checkpoint" not in events[i]][:8]
-    ours = [i for i, event in enumerate(events) if "pipeline.toml" in event]
+    pipeline = [i for i, event in enumerate(events) if "pipeline.toml" in event]
     middle = [next(i for i, e in enumerate(events) if f"{name}/checkpoint" in e) + 2 for name in NAMES]
-    return sorted({*ours, second // 2, *middle, second - 1, *early, len(events) - 1})
+    return sorted({*pipeline, second // 2, *middle, second - 1, *early, len(events) - 1})
 
 
 def contents(out: Path) -> dict[str, Any]:
     """What the folders of both stages say, without times and without where they lie."""
     names = sorted(p.name for p in out.iterdir() if not p.name.startswith("."))
-    found: dict[str, Any] = {"pipeline": (out / "pipeline.toml").read_text().partition("# moiety")[0], "names": names}
+    parts: dict[str, Any] = {"pipeline": (out / "pipeline.toml").read_text().partition("# moiety")[0], "names": names}
     for name in NAMES:
         stage = folder_contents(out / name)
         stage["config"] = stage["config"].replace(str(out), "OUT")
-        found |= {f"{name} {part}": value for part, value in stage.items()}
+        parts |= {f"{name} {part}": value for part, value in stage.items()}
         path = out / name / "start.safetensors"
-        found[f"{name} start"] = path.read_bytes() if path.exists() else None
-    return found
+        parts[f"{name} start"] = path.read_bytes() if path.exists() else None
+    return parts
 
 
-def compared(run: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+def compare_run(run: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
     """The run, with what it has otherwise than the one that nobody killed."""
     out = Path(run["folder"])
     error = out.with_suffix(".error")
     run["error"] = error.read_text() if error.exists() else None
     if run["end"] == "done":
         try:
-            got = contents(out)
-            run["differs"] = [part for part in wanted if got[part] != wanted[part]]
+            actual = contents(out)
+            run["differs"] = [part for part in wanted if actual[part] != wanted[part]]
         except Exception:
             run["error"] = traceback.format_exc()
     return run
@@ -94,12 +94,12 @@ def kill_pipelines(folder: Path) -> list[dict[str, Any]]:
     whole = folder / "whole"
     assert kill_harness.wait(kill_harness.start(whole, 1, listing(whole))) == "done"
     kill_harness.import_all(json.loads(whole.with_suffix(".modules").read_text()))
-    events, wanted = whole.with_suffix(".events").read_text().splitlines(), contents(whole)
-    found = []
-    for number in chosen(events):
+    events, expected = whole.with_suffix(".events").read_text().splitlines(), contents(whole)
+    runs = []
+    for number in choose_points(events):
         out = folder / f"point{number}"
-        killed = kill_harness.wait(kill_harness.start(out, 1, kill_harness.at_event(number, out, half=False)))
-        begun = [name for name in NAMES if (out / name / "config.toml").exists()]
-        run = {"folder": str(out), "killed": killed, "at": events[number], "begun": begun}
-        found.append(compared(run | {"end": kill_harness.wait(kill_harness.start(out, 1))}, wanted))
-    return found
+        end = kill_harness.wait(kill_harness.start(out, 1, kill_harness.at_event(number, out, half=False)))
+        stages = [name for name in NAMES if (out / name / "config.toml").exists()]
+        run = {"folder": str(out), "killed": end, "at": events[number], "begun": stages}
+        runs.append(compare_run(run | {"end": kill_harness.wait(kill_harness.start(out, 1))}, expected))
+    return runs

@@ -84,11 +84,11 @@ def stopping() -> mo.callbacks.EarlyStopping:
 def kind_contents(out: Path) -> list[dict[str, Any]]:
     """What the folders of a run's or a pipeline's runs say, without times and without where they lie."""
     places = sorted(file.parent for file in out.rglob("config.toml"))
-    found = [folder_contents(place) for place in places]
-    for each, place in zip(found, places, strict=True):
+    parts = [folder_contents(place) for place in places]
+    for each, place in zip(parts, places, strict=True):
         each["config"] = each["config"].replace(str(out), "OUT")
         each["best"] = kept_rounds(place)
-    return found + [cell_result(file) for file in sorted(out.glob("*/seed-*.json"))]
+    return parts + [cell_result(file) for file in sorted(out.glob("*/seed-*.json"))]
 
 
 def kept_rounds(folder: Path) -> dict[str, Any]:

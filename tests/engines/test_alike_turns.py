@@ -43,9 +43,9 @@ def test_plans_are_those_of_single_clients(phase, rows):
         for c, s in zip(CLIENTS, starts, strict=True)
     ]
     assert isinstance(plan, AlikeRows)
-    for mine, theirs in zip(plan, one_by_one, strict=True):
-        np.testing.assert_array_equal(mine.order, theirs.order)
-        np.testing.assert_array_equal(mine.sizes, theirs.sizes)
+    for one, other in zip(plan, one_by_one, strict=True):
+        np.testing.assert_array_equal(one.order, other.order)
+        np.testing.assert_array_equal(one.sizes, other.sizes)
     (index, mask), (other_index, other_mask) = pad_rows(plan), pad_rows(one_by_one)
     assert torch.equal(index, other_index)
     assert (mask is None) == (other_mask is None)
@@ -62,12 +62,12 @@ def alike(count: int = 5) -> Jobs:
 
 def test_columns_are_the_jobs_they_stand_for():
     jobs = alike()
-    listed = list(jobs)
-    assert [job.key for job in listed] == [-9 ^ c for c in range(5)] == jobs.keys().tolist()
-    for some in (jobs[1:4], take_jobs(jobs, [1, 2, 3])):
-        assert clients_of(some) == [1, 2, 3]
-        assert list(states_of(some)) == list("bcd")
-        assert [job.rows["p"].order.tolist() for job in some] == [j.rows["p"].order.tolist() for j in listed[1:4]]
+    job_list = list(jobs)
+    assert [job.key for job in job_list] == [-9 ^ c for c in range(5)] == jobs.keys().tolist()
+    for part in (jobs[1:4], take_jobs(jobs, [1, 2, 3])):
+        assert clients_of(part) == [1, 2, 3]
+        assert list(states_of(part)) == list("bcd")
+        assert [job.rows["p"].order.tolist() for job in part] == [j.rows["p"].order.tolist() for j in job_list[1:4]]
     assert take_jobs(jobs, list(range(5))) is jobs
     assert clients_of(take_jobs(jobs, [3, 0])) == [3, 0]
     assert [job.state for job in with_states(jobs, range(5))] == [0, 1, 2, 3, 4]
@@ -104,10 +104,10 @@ def test_engines_give_the_same_bits_for_columns_and_for_a_list(engine, shuffle):
     assert isinstance(jobs, Jobs)
     results = []
     for each in (jobs, list(jobs)):
-        running = make_engine(engine, problem, client_functions(problem, algorithm), 2)
-        uploads = [update.upload for update, _, _ in running.map("train", each, received, RoundInfo())]
+        runner = make_engine(engine, problem, client_functions(problem, algorithm), 2)
+        uploads = [update.upload for update, _, _ in runner.map("train", each, received, RoundInfo())]
         results.append([{name: p.clone() for name, p in upload.items()} for upload in uploads])
-        running.close()
+        runner.close()
     for one, other in zip(*results, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -118,10 +118,10 @@ def test_pages_are_let_go_while_many_clients_are_served(engine, monkeypatch):
     releases = []
     monkeypatch.setattr(FederatedData, "release", lambda self: releases.append(self))
     problem, algorithm = make_problem(2 * RELEASE_CLIENTS + 1), mo.fedavg(shared=0.1)
-    running = make_engine(engine, problem, client_functions(problem, algorithm), None)
+    runner = make_engine(engine, problem, client_functions(problem, algorithm), None)
     states = [problem.first_state(algorithm)] * len(problem.data)
     jobs = problem.make_jobs(algorithm.phases, range(len(problem.data)), states, "train", 0, part="train")
-    running.map("train", jobs, algorithm.broadcast(problem.first_server(algorithm)), RoundInfo())
+    runner.map("train", jobs, algorithm.broadcast(problem.first_server(algorithm)), RoundInfo())
     assert len(releases) == (2 if engine == "sequential" else 1)
 
 
@@ -131,10 +131,10 @@ def test_a_tensor_fills_its_memory_or_not():
     assert fills_memory(whole.view(3, 4))
     for part in (whole[1:], whole[:4], whole.view(3, 4).t(), torch.ones(1).expand(12), whole[:1].expand(12)):
         assert not fills_memory(part)
-    seen = []
-    torch.func.vmap(lambda x: seen.append(fills_memory(x)) or x)(whole.view(3, 4))
-    torch.func.vmap(lambda x: seen.append(fills_memory(x)) or x)(whole.view(3, 4)[:2])
-    assert seen == [True, False]
+    answers = []
+    torch.func.vmap(lambda x: answers.append(fills_memory(x)) or x)(whole.view(3, 4))
+    torch.func.vmap(lambda x: answers.append(fills_memory(x)) or x)(whole.view(3, 4)[:2])
+    assert answers == [True, False]
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 7)])

@@ -30,8 +30,8 @@ def fit(model: nn.Module | None = None, data: mo.FederatedData = FED, **options:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((folder / "config.toml").read_text())["run"]
-    return found
+    record: dict[str, Any] = tomllib.loads((folder / "config.toml").read_text())["run"]
+    return record
 
 
 def close(one: mo.Run, other: mo.Run) -> None:
@@ -79,10 +79,10 @@ def test_the_answer_does_not_depend_on_the_choice(quicker: str, monkeypatch: pyt
     monkeypatch.setattr(choose.time, "perf_counter", lambda: clock["now"] + next(ticks) * 1e-9)
     auto = fit(workers=1)
     assert auto.engine == quicker
-    alone = fit(engine=quicker)
+    direct = fit(engine=quicker)
     other = fit(engine="sequential" if quicker == "vectorised" else "vectorised")
     for at in range(len(FED)):
-        a, b = auto.parameters(at), alone.parameters(at)
+        a, b = auto.parameters(at), direct.parameters(at)
         assert all(torch.equal(a[n], b[n]) for n in a)
     close(auto, other)
 
@@ -167,7 +167,7 @@ def test_a_metric_that_cannot_be_vectorised_does_not_end_an_auto_run(monkeypatch
 def test_rows_are_at_every_interval_and_at_the_end(
     rounds: int, every: int | None, wanted: list[int], tmp_path: Path
 ) -> None:
-    seen = []
+    calls = []
     run = fit(
         rounds=rounds,
         cohort=1,
@@ -176,11 +176,11 @@ def test_rows_are_at_every_interval_and_at_the_end(
         engine="sequential",
         out=tmp_path / "run",
         callbacks=[
-            lambda run, record: seen.append((record.round, run.config["run"]["rounds"], record.evaluation is not None))
+            lambda run, record: calls.append((record.round, run.config["run"]["rounds"], record.evaluation is not None))
         ],
     )
     assert [row["round"] for row in run.history] == wanted
-    assert seen == [(t, rounds, t in wanted) for t in range(1, rounds + 1)]
+    assert calls == [(t, rounds, t in wanted) for t in range(1, rounds + 1)]
     lines = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == wanted
     assert [{k: v for k, v in json.loads(line).items() if k != "check"} for line in lines] == run.history
@@ -210,12 +210,12 @@ def test_clients_without_test_rows(engine: str, tmp_path: Path) -> None:
         assert math.isnan(row["loss"])
         assert math.isnan(row["metric"])
         assert not row["hurt"]
-    tested = [run.clients[1], run.clients[3]]
+    rows = [run.clients[1], run.clients[3]]
     last = run.history[-1]
     assert last["clients"] == 2
-    assert last["metric_unweighted"] == pytest.approx(np.mean([r["metric"] for r in tested]))
-    sizes = [r["n_test"] for r in tested]
-    assert last["loss"] == pytest.approx(np.average([r["loss"] for r in tested], weights=sizes))
+    assert last["metric_unweighted"] == pytest.approx(np.mean([r["metric"] for r in rows]))
+    sizes = [r["n_test"] for r in rows]
+    assert last["loss"] == pytest.approx(np.average([r["loss"] for r in rows], weights=sizes))
     assert last["hurt"] + last["helped"] <= 2
     assert json.dumps(read_clients(tmp_path / "run")) == json.dumps(run.clients)
     assert run.export(0)(torch.zeros(1, 4)).shape == (1, 3)
@@ -256,9 +256,9 @@ def diverging(out: Path | None = None) -> mo.Run:
 def test_a_run_that_diverges_says_so_and_no_more() -> None:
     with pytest.warns(
         UserWarning, match=r"^.updates. must be finite for some client of a round, got none in round \d+ "
-    ) as seen:
+    ) as records:
         run = diverging()
-    assert len(seen) == 1
+    assert len(records) == 1
     assert run.history[-1]["dropped"]
 
 

@@ -51,14 +51,14 @@ def fit_alt(split: Any, **options: Any) -> mo.Run:
 
 
 def arrays(client: Any = (0, 0, 1, 1), **columns: Any) -> mo.FederatedData:
-    made = {"x": np.zeros((4, 4), dtype=np.float32), "y": np.array([0, 1, 2, 0])} | columns
-    return mo.data.from_arrays(made, list(client), test=0)
+    table = {"x": np.zeros((4, 4), dtype=np.float32), "y": np.array([0, 1, 2, 0])} | columns
+    return mo.data.from_arrays(table, list(client), test=0)
 
 
 def raw(**columns: Any) -> mo.FederatedData:
     """Data made without the checks of ``from_arrays``: two clients of two rows."""
-    made = {"x": np.zeros((4, 4), dtype=np.float32), "y": np.array([0, 1, 2, 0])} | columns
-    return mo.FederatedData(made, np.array([[0, 2, 2, 2], [2, 4, 4, 4]]), ["ann", "bob"])
+    table = {"x": np.zeros((4, 4), dtype=np.float32), "y": np.array([0, 1, 2, 0])} | columns
+    return mo.FederatedData(table, np.array([[0, 2, 2, 2], [2, 4, 4, 4]]), ["ann", "bob"])
 
 
 class Pair(nn.Module):
@@ -305,24 +305,24 @@ W = mo.Split(("w",), (), (), frozenset(), {"w": 4})
 
 def test_a_task_of_functions_is_not_exported() -> None:
     task = tasks.from_functions({"w": torch.zeros(4)}, lambda p, b: (b["x"] @ p["w"] - b["y"]).square())
-    made = mo.fit(task, arrays(y=np.ones(4)), avg(), split=W, rounds=1, engine="sequential")
-    refused(lambda: made.export(0), "`model`.*Module")
-    assert made.parameters(0)["w"].shape == (4,)
+    run = mo.fit(task, arrays(y=np.ones(4)), avg(), split=W, rounds=1, engine="sequential")
+    refused(lambda: run.export(0), "`model`.*Module")
+    assert run.parameters(0)["w"].shape == (4,)
 
 
 def test_a_task_of_functions_has_a_loss_of_its_own_whatever_the_labels_are() -> None:
     """Its predictions are no class scores: whole-numbered y say nothing about them."""
     task = tasks.from_functions({"w": torch.zeros(4)}, lambda p, b: (b["x"] @ p["w"] - b["y"]).square())
-    made = mo.fit(task, FED, avg(), split=W, rounds=1, engine="sequential")
-    assert made.history[-1]["metric_name"] == "loss"
+    run = mo.fit(task, FED, avg(), split=W, rounds=1, engine="sequential")
+    assert run.history[-1]["metric_name"] == "loss"
 
 
 def test_a_task_of_functions_needs_no_labels() -> None:
     """Columns are free: a quadratic has a and b and no y."""
     data = mo.data.from_arrays({"a": np.ones((4, 4), dtype=np.float32)}, [0, 0, 1, 1], test=0)
     task = tasks.from_functions({"w": torch.zeros(4)}, lambda p, b: (p["w"] - b["a"]).square().sum(1) / 2)
-    made = mo.fit(task, data, avg(lr=0.5), split=W, rounds=1, engine="sequential")
-    assert made.parameters(0)["w"].tolist() == [0.5] * 4  # w - lr (w - a)
+    run = mo.fit(task, data, avg(lr=0.5), split=W, rounds=1, engine="sequential")
+    assert run.parameters(0)["w"].tolist() == [0.5] * 4  # w - lr (w - a)
 
 
 def test_resume_with_fewer_rounds_than_trained(tmp_path: Path) -> None:

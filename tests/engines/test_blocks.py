@@ -59,9 +59,9 @@ def test_blocks(sizes, phases, most, room):
     def fits(width: int) -> int:
         return room // width
 
-    found = list(split_into_blocks(jobs, most=most, room=fits))
-    assert sorted(i for block in found for i in block) == list(range(len(jobs)))
-    for block in found:
+    blocks = list(split_into_blocks(jobs, most=most, room=fits))
+    assert sorted(i for block in blocks for i in block) == list(range(len(jobs)))
+    for block in blocks:
         inside = [jobs[i] for i in block]
         assert block
         if len(block) == 1:
@@ -76,13 +76,13 @@ def test_blocks(sizes, phases, most, room):
 @settings(max_examples=40, deadline=None)
 def test_the_shapes_of_blocks_do_not_depend_on_the_order_of_the_jobs(sizes, order):
     phase = Phase(1, None, 16, False)
-    shuffled = list(sizes)
-    order.shuffle(shuffled)
+    permutation = list(sizes)
+    order.shuffle(permutation)
     shapes = []
-    for these in (sizes, shuffled):
-        jobs = [Job(i, {"p": phase_rows(phase, 0, n, seed=0)}, n, None) for i, n in enumerate(these)]
-        found = split_into_blocks(jobs, most=8, room=lambda width: 100)
-        shapes.append([[(len(jobs[i].rows["p"].sizes), jobs[i].rows["p"].sizes.max()) for i in b] for b in found])
+    for lengths in (sizes, permutation):
+        jobs = [Job(i, {"p": phase_rows(phase, 0, n, seed=0)}, n, None) for i, n in enumerate(lengths)]
+        blocks = split_into_blocks(jobs, most=8, room=lambda width: 100)
+        shapes.append([[(len(jobs[i].rows["p"].sizes), jobs[i].rows["p"].sizes.max()) for i in b] for b in blocks])
     assert shapes[0] == shapes[1]
 
 
@@ -202,8 +202,8 @@ def test_a_row_that_is_used_twice_is_never_missed(n, steps, width, shuffle):
     """``repeats`` is cheap because a client's rows lie next to each other; here it is checked by counting."""
     plan = phase_rows(Phase(None, steps, width, shuffle), 100, 100 + n, "p", seed=1)
     assert len(plan.sizes) == steps
-    counted = len(set(plan.order.tolist())) < len(plan.order)
+    repeated = len(set(plan.order.tolist())) < len(plan.order)
     # It may miss repeats where rows in between are not used yet, never see one that is not there.
-    assert counted or not plan.repeats
+    assert repeated or not plan.repeats
     if len(plan.order) > n:
         assert plan.repeats

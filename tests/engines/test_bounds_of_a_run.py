@@ -29,9 +29,9 @@ def linear() -> nn.Module:
 
 
 def fit(algorithm: mo.Algorithm | None = None, fed: mo.FederatedData | None = None, **options: Any) -> mo.Run:
-    chosen = algorithm or mo.fedavg(shared=mo.sgd(0.1, batch_size=2))
-    given = {"rounds": 1, "engine": "sequential", **options}
-    return mo.fit(given.pop("model", None) or linear(), data() if fed is None else fed, chosen, **given)
+    method = algorithm or mo.fedavg(shared=mo.sgd(0.1, batch_size=2))
+    settings = {"rounds": 1, "engine": "sequential", **options}
+    return mo.fit(settings.pop("model", None) or linear(), data() if fed is None else fed, method, **settings)
 
 
 # --- memory ---
@@ -51,11 +51,9 @@ def test_the_estimate_by_hand(memory: Callable[[int | None], None], tmp_path: Pa
     batch. 4 * 32 + 32 + 4 * 48 + 60 = 412 bytes.
     """
     memory(411)
-    with pytest.raises(
-        MoietyError, match="`fit` must be such that it fits the free memory, 411 B, got 412 B"
-    ) as caught:
+    with pytest.raises(MoietyError, match="`fit` must be such that it fits the free memory, 411 B, got 412 B") as error:
         fit(out=tmp_path / "run")
-    assert "Most of it is lists of rows (192 B)." in str(caught.value)
+    assert "Most of it is lists of rows (192 B)." in str(error.value)
     assert not (tmp_path / "run").exists()
     memory(412)
     fit()
@@ -67,9 +65,9 @@ def test_states_in_memory_count_only_without_a_folder(memory: Callable[[int | No
     memory(0)
     figures = []
     for out in (None, tmp_path / "run"):
-        with pytest.raises(MoietyError) as caught:
+        with pytest.raises(MoietyError) as error:
             fit(algorithm, cohort=2, rounds=3, out=out)
-        figures.append(int(str(caught.value).partition("got ")[2].partition(" B")[0]))
+        figures.append(int(str(error.value).partition("got ")[2].partition(" B")[0]))
     assert figures[0] - figures[1] == 4 * 32
 
 
@@ -104,17 +102,17 @@ def test_the_least_of_machine_and_group_counts(monkeypatch: pytest.MonkeyPatch, 
     assert machine.free_memory() == 1_024_000
     group = tmp_path / "groups" / ("memory" if version == 1 else "") / "a"
     (group / "b").mkdir(parents=True)
-    limit, used, cached = (
+    limit, usage, cache = (
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         if version == 1
         else ("memory.max", "memory.current", "inactive_file")
     )
     (group / "b" / limit).write_text("max\n")
-    (group / "b" / used).write_text("5\n")
+    (group / "b" / usage).write_text("5\n")
     assert machine.free_memory() == 1_024_000
     (group / limit).write_text("500000\n")
-    (group / used).write_text("200000\n")
-    (group / "memory.stat").write_text(f"anon 7\n{cached} 50000\n")
+    (group / usage).write_text("200000\n")
+    (group / "memory.stat").write_text(f"anon 7\n{cache} 50000\n")
     assert machine.free_memory() == 350_000
 
 
@@ -175,10 +173,10 @@ def test_an_index_that_the_model_has_no_entry_for(value: int, row: int) -> None:
     x = np.arange(4 * ROWS * 3).reshape(-1, 3) % 5
     x[row, 1] = value
     name = "ann" if row == 0 else "dee"
-    wanted = (
+    message = (
         rf"`columns.x` must be of indices that the model has entries for, got {value} \(client '{name}', row {row}\)"
     )
-    with pytest.raises(MoietyError, match=wanted):
+    with pytest.raises(MoietyError, match=message):
         fit(fed=data(x=x), model=Words())
 
 

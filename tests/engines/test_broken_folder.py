@@ -154,9 +154,9 @@ def config(old: str, new: str) -> Damage:
 def without_section(name: str) -> Damage:
     def damage(folder: Path) -> None:
         parts = (folder / "config.toml").read_text().split("\n\n")
-        kept = [p for p in parts if not p.lstrip().startswith((f"[{name}]", f"[{name}."))]
+        rest = [p for p in parts if not p.lstrip().startswith((f"[{name}]", f"[{name}."))]
         assert sum(p.lstrip().startswith(f"[{name}]") for p in parts) == 1  # the table, and those within it
-        (folder / "config.toml").write_text("\n\n".join(kept))
+        (folder / "config.toml").write_text("\n\n".join(rest))
         reseal(folder / "config.toml")
 
     return damage
@@ -373,8 +373,8 @@ def test_what_is_of_another_run_is_refused_by_name(name: str, folder: Path, tmp_
     (shutil.rmtree if place.is_dir() else os.unlink)(place)
     (shutil.copytree if (tmp_path / "other" / name).is_dir() else shutil.copy)(tmp_path / "other" / name, place)
     before = tree_hash(folder)
-    wanted = {"clients": "layout.json", "identity.json": "config.toml"}.get(name, Path(name).name)
-    refused(lambda: mo.resume(folder, data=FED), wanted)
+    pattern = {"clients": "layout.json", "identity.json": "config.toml"}.get(name, Path(name).name)
+    refused(lambda: mo.resume(folder, data=FED), pattern)
     assert {k: v for k, v in tree_hash(folder).items() if "states" not in k} == {
         k: v for k, v in before.items() if "states" not in k
     }
@@ -424,7 +424,7 @@ def other_data() -> mo.FederatedData:
     return federation(seed=1)
 
 
-GIVEN: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+ARGUMENTS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "other data": (lambda: {"data": other_data()}, "data"),
     "fewer clients": (lambda: {"data": federation((9, 9, 9))}, "data"),
     "no data": (lambda: {"data": None}, "data.* given again"),
@@ -450,7 +450,7 @@ GIVEN: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "pattern"), GIVEN.values(), ids=GIVEN.keys())
+@pytest.mark.parametrize(("given", "pattern"), ARGUMENTS.values(), ids=ARGUMENTS.keys())
 def test_what_does_not_belong_to_the_run_is_refused(
     given: Callable[[], dict[str, Any]], pattern: str, folder: Path
 ) -> None:
@@ -467,8 +467,8 @@ def test_what_does_not_belong_is_refused_before_the_first_checkpoint_too(name: s
     (folder / "history.jsonl").unlink()
     (folder / "progress.json").unlink()
     before = tree_hash(folder)
-    given, pattern = GIVEN[name]
-    refused(lambda: mo.resume(folder, **with_settings(**given())), pattern)
+    make, pattern = ARGUMENTS[name]
+    refused(lambda: mo.resume(folder, **with_settings(**make())), pattern)
     assert tree_hash(folder) == before
 
 
@@ -509,26 +509,26 @@ def test_the_advice_to_remove_a_broken_checkpoint_works(finished: Path, folder: 
 
 def test_an_interrupted_checkpoint_beside_the_whole_one_does_no_harm(finished: Path, folder: Path) -> None:
     """What a kill leaves: a folder being written, with half a file in it."""
-    aside = folder / "checkpoint" / ".new.moiety"
-    aside.mkdir()
-    (aside / SERVER).write_bytes(b"half")
+    draft = folder / "checkpoint" / ".new.moiety"
+    draft.mkdir()
+    (draft / SERVER).write_bytes(b"half")
     (folder / ".config.toml.moiety").write_bytes(b"half")
     mo.resume(folder, data=FED)
     same_folders(finished, folder)
-    assert not aside.exists()
+    assert not draft.exists()
     assert not (folder / ".config.toml.moiety").exists()
 
 
 def test_files_of_the_users_own_stay(finished: Path, folder: Path) -> None:
     """Names that look like what is left of a write, and files in folders of ours."""
     (old,) = (folder / "checkpoint").iterdir()
-    mine = [".env.2024-backup", ".thesis.tex.2", ".config.toml.12345", "checkpoint/notes.txt", "clients/.a.1"]
-    mine += [f"checkpoint/{old.name}/notes.txt", ".x.1/file"]
+    names = [".env.2024-backup", ".thesis.tex.2", ".config.toml.12345", "checkpoint/notes.txt", "clients/.a.1"]
+    names += [f"checkpoint/{old.name}/notes.txt", ".x.1/file"]
     (folder / ".x.1").mkdir()
-    for name in mine:
+    for name in names:
         (folder / name).write_text("mine")
     mo.resume(folder, data=FED)
-    assert [name for name in mine if (folder / name).read_text() != "mine"] == []
+    assert [name for name in names if (folder / name).read_text() != "mine"] == []
     same_folders(finished, folder)
     assert mo.resume(folder, data=FED, rounds=6)._loop.progress.round == 6
 
@@ -551,9 +551,9 @@ def test_a_folder_that_lost_its_configuration_does_not_mix_two_runs(finished: Pa
 
 
 def test_a_moved_folder_can_be_resumed(finished: Path, folder: Path, tmp_path: Path) -> None:
-    moved = folder.rename(tmp_path / "elsewhere")
-    mo.resume(moved, data=FED)
-    same_folders(finished, moved)
+    place = folder.rename(tmp_path / "elsewhere")
+    mo.resume(place, data=FED)
+    same_folders(finished, place)
 
 
 def test_a_run_written_twice_says_the_same(finished: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Clock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         measure_always(patch)
-        self.quick, self.now = "", 0.0
+        self.quick, self.now, self.depth = "", 0.0, 0
         self.ticks = itertools.count()
         for kind in (Sequential, Vectorised, Processes):
             patch.setattr(kind, "map", self.slowed(kind.map))
@@ -45,8 +45,13 @@ class Clock:
 
     def slowed(self, plain: Any) -> Any:
         def run(engine: Any, *args: Any, **kwargs: Any) -> Any:
-            self.now += 1e-6 if engine.name == self.quick else 1.0
-            return plain(engine, *args, **kwargs)
+            if not self.depth:  # an engine within another takes no time of its own
+                self.now += 1e-6 if engine.name == self.quick else 1.0
+            self.depth += 1
+            try:
+                return plain(engine, *args, **kwargs)
+            finally:
+                self.depth -= 1
 
         return run
 
@@ -70,13 +75,13 @@ def test_a_run_killed_right_after_the_choice_goes_on_with_it(
 ) -> None:
     """The first round is computed but never closed. When the run goes on, the other engine would look quicker."""
 
-    def killed(self: Loop, *args: Any, **kwargs: Any) -> None:
+    def kill(self: Loop, *args: Any, **kwargs: Any) -> None:
         raise StopHereError
 
     workers = {"workers": 2} if asked == "processes" else {"workers": 1}
     clock.quick = first
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "close_round", killed)
+        patch.setattr(Loop, "close_round", kill)
         with pytest.raises(StopHereError):
             fit(engine=asked, out=tmp_path / "killed", **workers)
     options = tomllib.loads((tmp_path / "killed/config.toml").read_text())["run"]
@@ -104,8 +109,8 @@ def test_the_number_of_processes_is_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert run.config["run"]["workers"] == whole.config["run"]["workers"] == 3
     same_runs(run, whole)
     same_folders(tmp_path / "stopped", tmp_path / "whole")
-    changed = mo.resume(tmp_path / "stopped", data=FED, rounds=4, settings=mo.Settings(workers=2))
-    assert changed.config["run"]["workers"] == 2
+    other = mo.resume(tmp_path / "stopped", data=FED, rounds=4, settings=mo.Settings(workers=2))
+    assert other.config["run"]["workers"] == 2
     assert tomllib.loads((tmp_path / "stopped/config.toml").read_text())["run"]["workers"] == 2
 
 

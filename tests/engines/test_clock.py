@@ -36,11 +36,11 @@ def follow_run(fed, algorithm, clock, rounds, **options):
         values.append(float(after.shared["u"]))
         return after
 
-    watched = replace(algorithm, server_update=server_update)
-    given = {"split": SHARED, "engine": "sequential", "evaluate_every": rounds, "clock": clock} | options
-    task = given.pop("task", scalar_task(u=0.0))
+    method = replace(algorithm, server_update=server_update)
+    arguments = {"split": SHARED, "engine": "sequential", "evaluate_every": rounds, "clock": clock} | options
+    task = arguments.pop("task", scalar_task(u=0.0))
     run = mo.fit(
-        task, fed, watched, **with_settings(rounds=rounds, callbacks=[lambda run, r: records.append(r)], **given)
+        task, fed, method, **with_settings(rounds=rounds, callbacks=[lambda run, r: records.append(r)], **arguments)
     )
     return run, values, records
 
@@ -146,8 +146,8 @@ def test_a_client_is_told_its_round_trip(engine):
         update, _ = base.client_update(work, received, state)
         return update, state._replace(personal={"v": work.round_trip.to(torch.float64)})
 
-    told = replace(base, client_update=client_update)
-    for clock, wanted in (
+    algorithm = replace(base, client_update=client_update)
+    for clock, trips in (
         (mo.clock.delayed(down=[0, 1, 2], up=[3, 0, 5]), [3, 1, 7]),
         (mo.clock.delayed(down=2, up=[1, 0, 0]), [3, 2, 2]),
         (None, [0, 0, 0]),
@@ -155,13 +155,13 @@ def test_a_client_is_told_its_round_trip(engine):
         run = mo.fit(
             scalar_task(),
             pulls(1, 2, 3),
-            told,
+            algorithm,
             split=split_of(["u"], ["v"]),
             rounds=1,
             engine=engine,
             settings=mo.Settings(clock=clock),
         )
-        assert [float(run.parameters(c)["v"]) for c in range(3)] == wanted
+        assert [float(run.parameters(c)["v"]) for c in range(3)] == trips
 
 
 FED = federation()
@@ -244,9 +244,9 @@ def test_at_most_so_many_are_active_and_none_twice():
     times = [r.time for r in records]
     assert times == sorted(times)
     # An update that began with version v arrives as number v + staleness + 1; only three begin with version 0.
-    begun = [r.round - 1 - r.staleness[0] for r in records]
-    assert begun.count(0) <= 3
-    assert len({b for b in begun if b}) == len([b for b in begun if b])
+    versions = [r.round - 1 - r.staleness[0] for r in records]
+    assert versions.count(0) <= 3
+    assert len({b for b in versions if b}) == len([b for b in versions if b])
 
 
 def test_the_next_client_is_drawn_uniformly_from_those_not_active():
@@ -275,8 +275,8 @@ def test_an_update_that_is_not_finite_is_dropped_and_the_server_makes_no_step():
 
     rows = [{"a": np.ones(n), "b": np.zeros(n), "y": np.full(n, 8.0)} for n in (1, 2, 3)]
     clock = mo.clock.asynchronous(active=3, compute=mo.clock.constant([1, 2, 3]))
-    broken = replace(base, client_update=client_update)
-    run, values, records = follow_run(federated(rows), broken, clock, 4)
+    algorithm = replace(base, client_update=client_update)
+    run, values, records = follow_run(federated(rows), algorithm, clock, 4)
     assert [r.cohort for r in records] == [(0,), (1,), (0,), (2,)]
     assert [r.dropped for r in records] == [(), ("client-1",), (), ()]
     assert [r.staleness for r in records] == [(0,), (1,), (0,), (2,)]
@@ -403,8 +403,8 @@ def test_bad_input_gets_one_clear_line(tmp_path):
     refused(lambda: clock.delayed(up=1.5), "clock.up.*whole")
     refused(lambda: clock.delayed(at="once"), "clock.at.*'once'")
     refused(lambda: fit(clock.delayed(down=[1, 2, 3]), 1), "clock.down.*each of 2 clients")
-    for asked in (mo.aggregator.median(), mo.aggregator.mean()):
-        refused(lambda asked=asked: fit(clock.asynchronous(active=2), 1, aggregator=asked), "aggregator.*one by one")
+    for rule in (mo.aggregator.median(), mo.aggregator.mean()):
+        refused(lambda rule=rule: fit(clock.asynchronous(active=2), 1, aggregator=rule), "aggregator.*one by one")
     ally = {"attack": mo.attack.mimic(), "attackers": [0]}
     refused(lambda: fit(clock.asynchronous(active=2), 1, **ally), "attack.*mimic")
     narrow = replace(step(), delay=Delay(longest_round_trip=2, evaluates_at="dispatch"))
@@ -426,7 +426,7 @@ def test_bad_input_gets_one_clear_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "made",
+    "clock",
     [
         mo.clock.asynchronous(active=4, compute=mo.clock.pareto([1.0, 2.0], shape=1.5, spread=0.5), up=0.5),
         mo.clock.synchronous(down=mo.clock.exponential(2.0)),
@@ -434,10 +434,10 @@ def test_bad_input_gets_one_clear_line(tmp_path):
     ],
     ids=["asynchronous", "synchronous", "delayed"],
 )
-def test_a_clock_is_written_to_a_file_and_made_again(made):
-    again = clock_from(tomllib.loads(tomli_w.dumps(made.spec)))
-    assert again.spec == made.spec
-    if hasattr(made, "travel"):
-        assert again.travel.seconds(3, 1, "", 5) == made.travel.seconds(3, 1, "", 5)
+def test_a_clock_is_written_to_a_file_and_made_again(clock):
+    again = clock_from(tomllib.loads(tomli_w.dumps(clock.spec)))
+    assert again.spec == clock.spec
+    if hasattr(clock, "travel"):
+        assert again.travel.seconds(3, 1, "", 5) == clock.travel.seconds(3, 1, "", 5)
     else:
-        assert (again.down, again.up, again.at) == (made.down, made.up, made.at)
+        assert (again.down, again.up, again.at) == (clock.down, clock.up, clock.at)

@@ -45,18 +45,18 @@ CASES = [(c, a) for c in CLOCKS for a in ALGORITHMS if c != "synchronous" or a =
 def begin(clock: Any, algorithm: str, out: Path | None, **options: Any) -> mo.Run:
     model = mlp()
     split = None if algorithm == "fedavg" else mo.split.output_layer(model)
-    given = {"rounds": 7, "seed": 7, "engine": "sequential", "evaluate_every": 2, "checkpoint_every": 1} | options
-    return mo.fit(model, FED, ALGORITHMS[algorithm](), **with_settings(split=split, clock=clock, out=out, **given))
+    arguments = {"rounds": 7, "seed": 7, "engine": "sequential", "evaluate_every": 2, "checkpoint_every": 1} | options
+    return mo.fit(model, FED, ALGORITHMS[algorithm](), **with_settings(split=split, clock=clock, out=out, **arguments))
 
 
 @pytest.mark.parametrize(("clock", "algorithm"), CASES)
 def test_an_interrupted_run_ends_like_one_that_was_not(clock: str, algorithm: str, tmp_path: Path) -> None:
     """Stopped in a round without evaluation, so that what was counted since the last one is in the checkpoint."""
-    made = CLOCKS[clock]
-    whole = begin(made, algorithm, tmp_path / "whole")
-    same_runs(whole, begin(made, algorithm, None))  # a folder changes nothing
+    timer = CLOCKS[clock]
+    whole = begin(timer, algorithm, tmp_path / "whole")
+    same_runs(whole, begin(timer, algorithm, None))  # a folder changes nothing
     with pytest.raises(StopHereError):
-        begin(made, algorithm, tmp_path / "parts", callbacks=[stop_after(3)])
+        begin(timer, algorithm, tmp_path / "parts", callbacks=[stop_after(3)])
     if clock != "synchronous":
         note = json.loads((checkpoint.find_checkpoint(tmp_path / "parts") / "state.json").read_text())["in_transit"]  # type: ignore[operator]
         assert note["messages"], "nothing under way"
@@ -92,8 +92,8 @@ def test_an_interrupt_between_the_beginning_and_an_arrival(tmp_path: Path, monke
         if len(calls) == 4:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(AsynchronousLoop, "_start_clients", interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(AsynchronousLoop, "_start_clients", interrupted)
         with pytest.raises(KeyboardInterrupt):
             begin(CLOCKS["asynchronous"], "fedalt", tmp_path / "run", checkpoint_every=7)
     assert calls == [3, 3, 3, 3]

@@ -60,12 +60,12 @@ def test_the_server_moves_by_the_mean_of_what_arrives():
     runs = [measure_move(seed, mo.codec.qsgd(levels=1)) for seed in range(n)]
     for name, change in plain.items():
         norm = float(change.norm())
-        got = torch.stack([run[name] for run in runs])
-        steps = got / norm
+        moves = torch.stack([run[name] for run in runs])
+        steps = moves / norm
         assert torch.allclose(steps, steps.round(), atol=1e-9)
         assert {float(x) for x in steps.round().abs().unique()} <= {0.0, 1.0}
         room = norm * float(np.sqrt(2 * np.log(2 * change.numel() / q) / n))
-        assert float((got.mean(0) - change).abs().max()) < room
+        assert float((moves.mean(0) - change).abs().max()) < room
         assert len({tuple(run[name].flatten().tolist()) for run in runs}) > 1
 
 
@@ -92,8 +92,8 @@ def test_every_client_draws_noise_of_its_own_in_every_round(rounds, variance):
     settings = mo.Settings(codec=Codec(encode, lambda packed, like: packed))
     silent = replace(how, client_update=client_update)
     run = mo.fit(net, data, silent, rounds=rounds, engine="sequential", settings=settings)
-    moved = np.concatenate([(p - first[n]).numpy().ravel() for n, p in run.shared_parameters().items()])
-    assert np.mean(moved**2) == pytest.approx(variance, rel=6 * np.sqrt(2 / len(moved)))
+    moves = np.concatenate([(p - first[n]).numpy().ravel() for n, p in run.shared_parameters().items()])
+    assert np.mean(moves**2) == pytest.approx(variance, rel=6 * np.sqrt(2 / len(moves)))
 
 
 def test_shared_running_statistics_arrive_and_their_count_is_exact():
@@ -103,10 +103,10 @@ def test_shared_running_statistics_arrive_and_their_count_is_exact():
     options = {"split": split, "rounds": 2, "engine": "sequential", "partial": False}
     run = mo.fit(net, federation(), how, **with_settings(codec=mo.codec.qsgd(levels=255), **options))
     plain = mo.fit(net, federation(), how, **with_settings(**options))
-    ours, theirs = run.parameters("c0"), plain.parameters("c0")
-    assert torch.equal(ours["norm.num_batches_tracked"], theirs["norm.num_batches_tracked"])
-    assert not torch.equal(ours["norm.running_mean"], theirs["norm.running_mean"])
-    assert torch.allclose(ours["norm.running_mean"], theirs["norm.running_mean"], atol=0.05)
+    one, other = run.parameters("c0"), plain.parameters("c0")
+    assert torch.equal(one["norm.num_batches_tracked"], other["norm.num_batches_tracked"])
+    assert not torch.equal(one["norm.running_mean"], other["norm.running_mean"])
+    assert torch.allclose(one["norm.running_mean"], other["norm.running_mean"], atol=0.05)
 
 
 @pytest.mark.filterwarnings("ignore:.updates. must be finite for some client")

@@ -100,10 +100,10 @@ def test_the_order_of_other_runs_does_not_matter() -> None:
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_mapped_data_give_the_same_run(engine: str, tmp_path: Path) -> None:
     FED.save(tmp_path / "data")
-    mapped = open_folder(tmp_path / "data")
-    assert isinstance(mapped.columns["x"], np.memmap)
+    data = open_folder(tmp_path / "data")
+    assert isinstance(data.columns["x"], np.memmap)
     one = fit(engine=engine, out=tmp_path / "one")
-    other = fit(engine=engine, data=mapped, out=tmp_path / "other")
+    other = fit(engine=engine, data=data, out=tmp_path / "other")
     same_runs(one, other)
     # All but the data's name: what lies in a folder can be named.
     a, b = (folder_contents(tmp_path / name) for name in ("one", "other"))
@@ -122,8 +122,8 @@ def test_a_run_on_data_in_a_folder_goes_on_by_itself(tmp_path: Path) -> None:
 def test_a_run_on_data_in_memory_goes_on_with_mapped_data(tmp_path: Path) -> None:
     FED.save(tmp_path / "data")
     fit(out=tmp_path / "run", rounds=2, evaluate_every=1)
-    resumed = mo.resume(tmp_path / "run", data=open_folder(tmp_path / "data"), rounds=3)
-    same_runs(fit(evaluate_every=1), resumed)
+    run = mo.resume(tmp_path / "run", data=open_folder(tmp_path / "data"), rounds=3)
+    same_runs(fit(evaluate_every=1), run)
 
 
 def test_training_writes_nothing_into_mapped_data(tmp_path: Path) -> None:

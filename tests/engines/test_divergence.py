@@ -40,24 +40,24 @@ def descend(lr: float, rounds: int, **options: Any) -> mo.Run:
 
 def test_a_loss_that_rises_without_end_stops_the_run(tmp_path):
     """With lr = 101 the loss of round t is 1e4^(t - 1) / 2; 500 is the limit, and round 4 is the third above it."""
-    wanted = (
+    message = (
         r"^`train_loss` must be at most 5e\+02, 1000 times the first, got 5e\+03, 5e\+07, 5e\+11 in rounds 2, 3, 4\. "
         r"Try smaller .* There is a checkpoint of round 1 in "
     )
-    with pytest.raises(DivergenceError, match=wanted) as caught:
+    with pytest.raises(DivergenceError, match=message) as error:
         descend(101.0, 10, out=tmp_path / "run")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
     assert checkpoints(tmp_path / "run") == ["round-00000001"]
-    given = {"model": scalar_task(u=0.0), "data": numbers(1.0), "split": split_of(["u", "v"])}
+    arguments = {"model": scalar_task(u=0.0), "data": numbers(1.0), "split": split_of(["u", "v"])}
     with pytest.warns(UserWarning, match="^`train_loss` must be at most"):
-        again = mo.resume(tmp_path / "run", settings=WARN, rounds=6, **given)
+        again = mo.resume(tmp_path / "run", settings=WARN, rounds=6, **arguments)
     assert float(again.shared_parameters()["u"]) == pytest.approx(1 - 1e12, rel=1e-12)
 
 
 def test_a_loss_that_was_told_to_go_on_goes_on():
-    with pytest.warns(UserWarning, match="^`train_loss` must be at most") as seen:
+    with pytest.warns(UserWarning, match="^`train_loss` must be at most") as records:
         run = descend(101.0, 8, settings=WARN)
-    assert len(seen) == 1
+    assert len(records) == 1
     assert float(run.shared_parameters()["u"]) == pytest.approx(1 - 1e16, rel=1e-12)
     assert "e+3" in repr(run)
     assert len(repr(run)) < 80
@@ -102,7 +102,7 @@ def spoil(algorithm: mo.Algorithm, at: int, part: str) -> mo.Algorithm:
     """The algorithm with an aggregate or a server that is not finite the ``at``-th time it moves."""
     count = 0
 
-    def broken(*arguments: Any) -> Any:
+    def spoil_once(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         good = getattr(algorithm, part)(*arguments)
@@ -110,7 +110,7 @@ def spoil(algorithm: mo.Algorithm, at: int, part: str) -> mo.Algorithm:
         shared["hidden1.bias"] = shared["hidden1.bias"] + (torch.inf if count == at else 0)
         return good
 
-    return replace(algorithm, **{part: broken})
+    return replace(algorithm, **{part: spoil_once})
 
 
 @pytest.mark.parametrize("part", ["aggregator", "server_update"])
@@ -125,9 +125,9 @@ def test_a_server_that_is_not_finite_stops_the_run_before_it_moves(tmp_path, clo
     fine = mo.fit(model, FED, how, rounds=9, **options)
     late = {"dispatch": 1, "arrival": 2}.get(clock, 0)  # rounds in which nothing arrives
     name = {"aggregator": "aggregate", "server_update": "server"}[part]
-    with pytest.raises(DivergenceError) as caught:
+    with pytest.raises(DivergenceError) as error:
         mo.fit(model, FED, spoil(how, 6 - late, part), rounds=9, **options, out=tmp_path / "run")
-    text = str(caught.value)
+    text = str(error.value)
     assert text.startswith(f"`{name}` must be finite, got a NaN or an infinity in ")
     assert "hidden1.bias in round 6 (largest upload: " in text
     assert ", of client c" in text
@@ -159,12 +159,12 @@ def blow_up(*rounds: int) -> mo.Algorithm:
 def test_three_rounds_without_anybody_stop_the_run(tmp_path):
     options = {"split": split_of(["u", "v"]), "engine": "sequential", "settings": EACH}
     task, data = scalar_task(u=0.0), numbers(1.0, 3.0)
-    wanted = (
+    message = (
         r"^`updates` must be finite for some client of a round, got none in rounds 3 to 5 "
         r"\(client-0 not finite: .*loss, client-1 not finite: .*\)\. Try smaller .* "
         r"There is a checkpoint of round 4 with the models of round 2 in "
     )
-    with pytest.raises(DivergenceError, match=wanted):
+    with pytest.raises(DivergenceError, match=message):
         mo.fit(task, data, blow_up(1, 3, 4, 5), rounds=9, out=tmp_path / "run", **options)
     # The rounds that came to nothing changed nothing: the server is that of round 2, in which u went to 2 * 3/4.
     assert checkpoints(tmp_path / "run") == ["round-00000004"]
@@ -176,15 +176,15 @@ def test_three_rounds_without_anybody_stop_the_run(tmp_path):
 @pytest.mark.filterwarnings("ignore:.updates. must be finite for some client")
 def test_no_checkpoint_is_written_while_it_may_be_about_to_stop(tmp_path):
     """So that a run that is killed then stops in the same round as one that is not."""
-    seen = []
+    listings = []
 
-    def look(run, record):
-        seen.append(checkpoints(tmp_path / "run"))
+    def watch(run, record):
+        listings.append(checkpoints(tmp_path / "run"))
 
     options = {"split": split_of(["u", "v"]), "engine": "sequential", "settings": EACH}
     data = numbers(1.0, 3.0)
-    mo.fit(scalar_task(u=0.0), data, blow_up(2, 3, 5), rounds=5, out=tmp_path / "run", callbacks=[look], **options)
-    assert seen == [[f"round-{r:08d}"] for r in (1, 1, 1, 4, 5)]
+    mo.fit(scalar_task(u=0.0), data, blow_up(2, 3, 5), rounds=5, out=tmp_path / "run", callbacks=[watch], **options)
+    assert listings == [[f"round-{r:08d}"] for r in (1, 1, 1, 4, 5)]
 
 
 @pytest.mark.filterwarnings("ignore:.updates. must be finite for some client")

@@ -46,22 +46,22 @@ def head(after: Any) -> torch.Tensor:
 
 @ENGINES
 @pytest.mark.parametrize(
-    ("secret", "got"),
+    ("secret", "pattern"),
     [
         (lambda after: head(after), r"personal of shape \(\d+,\)"),
         (lambda after: next(iter(after.personal.values())), "personal of shape"),
     ],
     ids=["a vector", "a parameter"],
 )
-def test_info_holds_single_numbers(secret, got, engine):
+def test_info_holds_single_numbers(secret, pattern, engine):
     leak = own(lambda w, r, s, update, after: update._replace(info={**update.info, "personal": secret(after)}))
-    with pytest.raises(PrivacyError, match=rf"^`info` and `weight` must be single numbers.*{got}.*round 1\)\.$"):
+    with pytest.raises(PrivacyError, match=rf"^`info` and `weight` must be single numbers.*{pattern}.*round 1\)\.$"):
         fit(leak, engine)
 
 
 @ENGINES
 @pytest.mark.parametrize(
-    ("change", "got"),
+    ("change", "pattern"),
     [
         (lambda update: None, "tuple of NoneType, Personal"),
         (lambda update: update._replace(upload=None), "upload of NoneType"),
@@ -72,8 +72,8 @@ def test_info_holds_single_numbers(secret, got, engine):
         (lambda update: update._replace(info={**update.info, "note": {"loss": update.weight}}), "note of dict"),
     ],
 )
-def test_an_update_is_made_of_tensors(change, got, engine):
-    with pytest.raises(MoietyError, match=rf"^`client_update` must give ClientUpdate\(.*, got {got}\.$"):
+def test_an_update_is_made_of_tensors(change, pattern, engine):
+    with pytest.raises(MoietyError, match=rf"^`client_update` must give ClientUpdate\(.*, got {pattern}\.$"):
         fit(own(lambda w, r, s, update, after: change(update)), engine)
 
 
@@ -98,10 +98,10 @@ def test_an_upload_carries_nothing_but_itself(engine, monkeypatch):
     What arrives lies in memory that holds as many numbers as the uploads of the round have, and not one more (in memory
     that processes share, each number of an upload begins at a multiple of 64 bytes).
     """
-    arrived: list[Any] = []
+    updates: list[Any] = []
 
     def receive(exchange, received, clients, results, t):
-        arrived.extend(update for update, _, _ in results)
+        updates.extend(update for update, _, _ in results)
         return Exchange.receive(exchange, received, clients, results, t)
 
     def views(work, received, state, update, after):
@@ -113,8 +113,8 @@ def test_an_upload_carries_nothing_but_itself(engine, monkeypatch):
 
     monkeypatch.setattr("moiety.loop.round.Exchange", type("Watched", (Exchange,), {"receive": receive}))
     fit(own(views), engine)
-    assert len(arrived) == len(FED)
-    for update in arrived:
+    assert len(updates) == len(FED)
+    for update in updates:
         for x in [*update.upload.values(), update.weight, *update.info.values()]:
             size = x.numel() * x.element_size()
             most = {"sequential": size, "vectorised": len(FED) * size}.get(engine, len(FED) * -(-size // ALIGN) * ALIGN)
@@ -244,7 +244,7 @@ def test_a_codec_adds_no_tensor():
 
 
 @pytest.mark.parametrize(
-    ("decode", "got"),
+    ("decode", "text"),
     [
         (lambda packed, like: {**packed, "secret": torch.ones(3)}, "secret too"),
         (lambda packed, like: {n: p[None] for n, p in packed.items()}, "of shape (1, "),
@@ -252,11 +252,11 @@ def test_a_codec_adds_no_tensor():
         (lambda packed, like: dict(list(packed.items())[1:]), "none named "),
     ],
 )
-def test_what_a_codec_gives_is_laid_out_as_the_upload(decode, got):
+def test_what_a_codec_gives_is_laid_out_as_the_upload(decode, text):
     settings = mo.Settings(codec=Codec(lambda upload, generator: dict(upload), decode))
-    with pytest.raises(PrivacyError, match=r"^`upload after the codec` must be ") as caught:
+    with pytest.raises(PrivacyError, match=r"^`upload after the codec` must be ") as error:
         fit(mo.fedalt(shared=0.1, personal=0.1), settings=settings)
-    assert got in str(caught.value)
+    assert text in str(error.value)
 
 
 def test_personal_values_in_a_shared_tensor_pass_no_check_can_see_them(tmp_path):
@@ -270,5 +270,5 @@ def test_personal_values_in_a_shared_tensor_pass_no_check_can_see_them(tmp_path)
 
     fit(own(write), out=tmp_path / "run")
     (file,) = (tmp_path / "run").glob("checkpoint/*/server.safetensors")
-    with safe_open(file, framework="pt") as opened:
-        assert "shared/hidden1.weight" in opened.keys()  # noqa: SIM118
+    with safe_open(file, framework="pt") as tensors:
+        assert "shared/hidden1.weight" in tensors.keys()  # noqa: SIM118

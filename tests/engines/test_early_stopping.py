@@ -27,9 +27,9 @@ def begin(callbacks: list[Any], out: Path | None = None, **options: Any) -> mo.R
     model = mlp()
     work = mo.sgd(0.3, epochs=2, batch_size=4)
     algorithm = mo.fedalt(shared=work, personal=work)
-    given = {"rounds": ROUNDS, "cohort": 2, "seed": 2, "engine": "sequential", "settings": settings, **options}
+    arguments = {"rounds": ROUNDS, "cohort": 2, "seed": 2, "engine": "sequential", "settings": settings, **options}
     split = mo.split.output_layer(model)
-    return mo.fit(model, FED, algorithm, split=split, out=out, callbacks=callbacks, **given)
+    return mo.fit(model, FED, algorithm, split=split, out=out, callbacks=callbacks, **arguments)
 
 
 def models_of(run: mo.Run) -> Models:
@@ -41,9 +41,9 @@ def models_of(run: mo.Run) -> Models:
 @cache
 def uninterrupted() -> tuple[list[Models], list[float]]:
     """The models after every round of a run without early stopping, and the losses on test rows."""
-    seen: list[Models] = []
-    run = begin([lambda run, record: seen.append(models_of(run))])
-    return seen, [row["loss"] for row in run.history]
+    models: list[Models] = []
+    run = begin([lambda run, record: models.append(models_of(run))])
+    return models, [row["loss"] for row in run.history]
 
 
 def by_hand() -> tuple[int, int]:
@@ -76,8 +76,8 @@ def check_end(run: mo.Run) -> None:
     assert [row["loss"] for row in run.history] == losses[:stop]
     assert (run.restored, run.ledger["rounds"]) == (best, stop)
     assert f"since round {best}" in run.stopped
-    tested = [row for row in run.clients if row["n_test"]]
-    mean = sum(row["loss"] * row["n_test"] for row in tested) / sum(row["n_test"] for row in tested)
+    rows = [row for row in run.clients if row["n_test"]]
+    mean = sum(row["loss"] * row["n_test"] for row in rows) / sum(row["n_test"] for row in rows)
     assert mean == pytest.approx(losses[best - 1], rel=1e-12)  # rows per client are of the best round too
 
 
@@ -88,8 +88,8 @@ def test_the_best_round_comes_back(tmp_path, kept):
     if kept:
         best, _ = by_hand()
         assert mo.verify(tmp_path / "run") == []
-        for opened in (mo.load(tmp_path / "run", data=FED), mo.load(tmp_path / "run", best=True)):
-            assert_same({**models_of(opened)}, uninterrupted()[0][best - 1])
+        for copy in (mo.load(tmp_path / "run", data=FED), mo.load(tmp_path / "run", best=True)):
+            assert_same({**models_of(copy)}, uninterrupted()[0][best - 1])
         state = next((tmp_path / "run").glob("best/*/clients/states.bin"))
         state.write_bytes(bytes(b ^ 1 for b in state.read_bytes()))
         assert any("states.bin" in text for text in mo.verify(tmp_path / "run"))
@@ -97,11 +97,11 @@ def test_the_best_round_comes_back(tmp_path, kept):
             mo.load(tmp_path / "run", data=FED)
 
 
-@pytest.mark.parametrize("killed", [1, 5, 7])
-def test_a_kill_at_any_round_changes_nothing(tmp_path, killed):
+@pytest.mark.parametrize("last", [1, 5, 7])
+def test_a_kill_at_any_round_changes_nothing(tmp_path, last):
     """An error in a callback leaves what a kill leaves: the checkpoints so far. They are of every fourth round."""
     with pytest.raises(StopHereError):
-        begin([stopping(), stop_after(killed)], tmp_path / "run")
+        begin([stopping(), stop_after(last)], tmp_path / "run")
     check_end(mo.resume(tmp_path / "run", data=FED, callbacks=[stopping()]))
 
 
@@ -136,16 +136,16 @@ def test_a_run_that_went_on_after_it_had_stopped(tmp_path):
     """What is opened then has the models of the last checkpoint, and no results of the earlier end."""
     stop = by_hand()[1]
     begin([stopping()], tmp_path / "run")
-    seen: list[Models] = []
-    look = lambda run, record: seen.append(models_of(run))  # noqa: E731
-    told = pytest.warns(UserWarning, match=f"ended after round {stop} with")
-    with told, pytest.raises(StopHereError):
-        mo.resume(tmp_path / "run", data=FED, rounds=stop + 6, callbacks=[look, stop_after(stop + 5)])
+    models: list[Models] = []
+    watch = lambda run, record: models.append(models_of(run))  # noqa: E731
+    warning = pytest.warns(UserWarning, match=f"ended after round {stop} with")
+    with warning, pytest.raises(StopHereError):
+        mo.resume(tmp_path / "run", data=FED, rounds=stop + 6, callbacks=[watch, stop_after(stop + 5)])
     assert mo.verify(tmp_path / "run") == []
-    opened = mo.load(tmp_path / "run", data=FED)
-    now = opened._loop.progress.round
-    assert (now > stop, opened.restored, opened.stopped, opened.clients) == (True, None, "", [])
-    assert_same(models_of(opened), seen[now - stop - 1])
+    copy = mo.load(tmp_path / "run", data=FED)
+    now = copy._loop.progress.round
+    assert (now > stop, copy.restored, copy.stopped, copy.clients) == (True, None, "", [])
+    assert_same(models_of(copy), models[now - stop - 1])
 
 
 def test_a_lost_best_round_is_refused(tmp_path):
@@ -153,15 +153,15 @@ def test_a_lost_best_round_is_refused(tmp_path):
     begin([stopping()], tmp_path / "run")
     place = tmp_path / "run/best" / f"round-{best:08d}"
     shutil.copytree(place, tmp_path / "copy")
-    ways = {
+    damages = {
         "gone": lambda: shutil.rmtree(place.parent),
         "no checkpoint": lambda: shutil.rmtree(place / "checkpoint"),
         "another round": lambda: os.rename(place / "checkpoint" / place.name, place / "checkpoint/round-00000099"),
         "progress": lambda: (place / "progress.json").write_bytes(b"x"),
     }
-    for way, damage in ways.items():
+    for name, damage in damages.items():
         damage()
-        assert mo.verify(tmp_path / "run"), way
+        assert mo.verify(tmp_path / "run"), name
         with pytest.raises(MoietyError):
             mo.load(tmp_path / "run", data=FED)
         shutil.rmtree(place, ignore_errors=True)
@@ -189,8 +189,8 @@ def test_an_ended_run_that_has_lost_the_row_of_its_best_round(tmp_path, capsys):
     file = tmp_path / "run/history.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[best:]))
     assert main(["compare", str(tmp_path / "run"), str(tmp_path / "run")]) == 2
-    wanted = f"moiety: `history.jsonl` must be whole in its row of round {best}, got none in "
-    assert capsys.readouterr().err.startswith(wanted)
+    message = f"moiety: `history.jsonl` must be whole in its row of round {best}, got none in "
+    assert capsys.readouterr().err.startswith(message)
     with pytest.warns(UserWarning, match="has lost the rows of"):
         run = mo.load(tmp_path / "run", data=FED)
     assert_same(models_of(run), uninterrupted()[0][best - 1])
@@ -242,23 +242,23 @@ def test_the_best_checkpoint_is_beside_the_last(tmp_path):
 def test_a_callback_stops_cleanly_between_evaluations(tmp_path):
     """The round is evaluated and has a checkpoint; resumed, the run ends as one that was never stopped."""
     settings = mo.Settings(evaluate_every=5)
-    told: list[str] = []
+    trace: list[str] = []
 
     class Watcher(mo.callbacks.Callback):
         def on_start(self, run: mo.Run) -> None:
-            told.append("start")
+            trace.append("start")
 
         def on_evaluate(self, run: mo.Run, row: dict[str, Any]) -> None:
-            told.append(f"evaluate {row['round']}")
+            trace.append(f"evaluate {row['round']}")
 
         def on_end(self, run: mo.Run) -> None:
             assert run.clients
             assert (tmp_path / "run/ledger.json").exists()
-            told.append("end")
+            trace.append("end")
 
     stop = lambda run, record: record.round == 7  # noqa: E731
     run = begin([Watcher(), stop], tmp_path / "run", settings=settings)
-    assert told == ["start", "evaluate 5", "evaluate 7", "end"]
+    assert trace == ["start", "evaluate 5", "evaluate 7", "end"]
     assert_same(models_of(run), uninterrupted()[0][6])
     assert [place.name for place in (tmp_path / "run/checkpoint").iterdir()] == ["round-00000007"]
     with pytest.warns(UserWarning, match="ended after round 7"):
@@ -290,8 +290,8 @@ def test_a_stage_that_was_stopped_stays_so(tmp_path):
         mo.Stage(mo.fedalt(shared=work, personal=work), ROUNDS, 2, "output_layer", evaluate_every=1),
         mo.Stage(mo.finetune(personal=0.1), rounds=1, cohort=1),
     ]
-    begun = mo.pipeline(stages, mlp(), FED, seed=2, engine="sequential", out=tmp_path / "out", callbacks=[stopping()])
-    check_end(begun[0])
+    runs = mo.pipeline(stages, mlp(), FED, seed=2, engine="sequential", out=tmp_path / "out", callbacks=[stopping()])
+    check_end(runs[0])
     before = {path: path.read_bytes() for path in (tmp_path / "out/1-fedalt").rglob("*") if path.is_file()}
     again = mo.resume(tmp_path / "out", data=FED, callbacks=[lambda run, record: pytest.fail("it trains")])
     check_end(again[0])

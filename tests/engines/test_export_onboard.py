@@ -51,17 +51,17 @@ def test_an_exported_model_predicts_as_the_run_says(name: str, engine: str) -> N
     shared = run.export()
     assert not shared.training
     for at, row in enumerate(run.clients):
-        exported = run.export(at)
-        assert isinstance(exported, nn.Module)
-        assert not any(m.training for m in exported.modules())
-        loss, accuracy = by_hand(exported, at)
+        personal = run.export(at)
+        assert isinstance(personal, nn.Module)
+        assert not any(m.training for m in personal.modules())
+        loss, accuracy = by_hand(personal, at)
         assert row["loss"] == pytest.approx(loss, abs=1e-5)
         assert row["metric"] == pytest.approx(accuracy, abs=1e-6)
         assert (row["shared_loss"], row["shared_metric"]) == pytest.approx(by_hand(shared, at), abs=1e-5)
         assert row["gain"] == pytest.approx(row["metric"] - row["shared_metric"], abs=1e-9)
         assert row["n_test"] == len(FED.client(at, "test")["y"])
-        named = run.export(row["client"])
-        assert exact(named.state_dict()) == exact(exported.state_dict())
+        by_name = run.export(row["client"])
+        assert exact(by_name.state_dict()) == exact(personal.state_dict())
     sizes = FED.sizes("test")
     assert run.history[-1]["metric"] == pytest.approx(np.average([r["metric"] for r in run.clients], weights=sizes))
 
@@ -98,9 +98,9 @@ def test_an_exported_model_is_the_users_to_change() -> None:
     split = mo.split.by_name(model, personal=["head"])
     run = mo.fit(model, FED, mo.fedalt(shared=0.3, personal=0.5), split=split, rounds=2, engine="sequential")
     before = contents(run)
-    exported = run.export(0)
+    twin = run.export(0)
     with torch.no_grad():
-        for p in exported.parameters():
+        for p in twin.parameters():
             p.fill_(9.0)
     new = run.onboard(FED.client(0))
     with torch.no_grad():
@@ -114,8 +114,8 @@ def test_parameters_that_were_handed_out_do_not_change_the_run() -> None:
     split = mo.split.by_name(model, personal=["head"])
     run = mo.fit(model, FED, mo.fedalt(shared=0.3, personal=0.5), split=split, rounds=2, engine="sequential")
     before = contents(run)
-    for given in (run.parameters(0), run.shared_parameters()):
-        for tensor in given.values():
+    for tensors in (run.parameters(0), run.shared_parameters()):
+        for tensor in tensors.values():
             tensor.fill_(9.0)
     assert contents(run) == before
 

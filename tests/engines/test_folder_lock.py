@@ -37,9 +37,9 @@ def test_a_folder_in_use_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(mo.MoietyError, match="`folder` must be one that nobody trains in now") as caught:
+        with pytest.raises(mo.MoietyError, match="`folder` must be one that nobody trains in now") as error:
             mo.resume(tmp_path / "run", rounds=4, model=mlp(), data=FED)
-        assert "\n" not in str(caught.value).strip()
+        assert "\n" not in str(error.value).strip()
         assert contents(tmp_path / "run") == before
         other.kill()
     mo.resume(tmp_path / "run", rounds=4, model=mlp(), data=FED)
@@ -53,9 +53,9 @@ def test_a_folder_in_use_is_refused_within_one_process_too(tmp_path: Path) -> No
 
     def on_round(run: Any, record: Any) -> None:
         shutil.copytree(tmp_path / "run", tmp_path / f"copy{record.round}")
-        with pytest.raises(mo.MoietyError, match="nobody trains in now") as caught:
+        with pytest.raises(mo.MoietyError, match="nobody trains in now") as error:
             mo.resume(tmp_path / "run", model=mlp(), data=FED)
-        refusals.append(caught)
+        refusals.append(error)
 
     fit(tmp_path / "run", 3, callbacks=[on_round])
     assert len(refusals) == 3
@@ -68,14 +68,14 @@ def test_a_run_holds_its_folder_until_its_end(engine: str, tmp_path: Path) -> No
     lock = tmp_path / "run/.lock"
 
     def free() -> bool:
-        done = subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True)
-        assert not done.returncode or "BlockingIOError" in done.stderr
-        return not done.returncode
+        process = subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True)
+        assert not process.returncode or "BlockingIOError" in process.stderr
+        return not process.returncode
 
-    seen = []
-    fit(tmp_path / "run", 2, engine, workers=2, callbacks=[lambda run, record: seen.append(free())])
-    assert seen == [False, False]
+    states = []
+    fit(tmp_path / "run", 2, engine, workers=2, callbacks=[lambda run, record: states.append(free())])
+    assert states == [False, False]
     assert free()
-    mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED, callbacks=[lambda run, record: seen.append(free())])
-    assert seen[2:] == [False]
+    mo.resume(tmp_path / "run", rounds=3, model=mlp(), data=FED, callbacks=[lambda run, record: states.append(free())])
+    assert states[2:] == [False]
     assert free()

@@ -34,14 +34,14 @@ def test_seconds_of_a_round_by_hand() -> None:
     traffic = 10 * 25.8e-9
     assert predict_seconds("sequential", problem, loads, 2) == pytest.approx(4 * (2.4e-3 + 10e-3 + traffic))
     assert predict_seconds("vectorised", problem, loads, 2) == pytest.approx(7.2e-3 + 4 * (10e-3 + traffic))
-    moved = 1e-3 + 4 * (20e-6 + 3 * 172 / 4e9)
+    transfer = 1e-3 + 4 * (20e-6 + 3 * 172 / 4e9)
     half = predict_seconds("processes:sequential", problem, loads, 2)
-    assert half == pytest.approx(2 * (2.4e-3 + 10e-3 + traffic) + moved)
+    assert half == pytest.approx(2 * (2.4e-3 + 10e-3 + traffic) + transfer)
     half = predict_seconds("processes:vectorised", problem, loads, 2)
-    assert half == pytest.approx(7.2e-3 + 2 * (10e-3 + traffic) + moved)
+    assert half == pytest.approx(7.2e-3 + 2 * (10e-3 + traffic) + transfer)
     # Of three clients, one of two workers has two.
     third = predict_seconds("processes:sequential", problem, loads[:3], 2)
-    assert third == pytest.approx(2 * (2.4e-3 + 10e-3 + traffic) + moved - 20e-6 - 3 * 172 / 4e9)
+    assert third == pytest.approx(2 * (2.4e-3 + 10e-3 + traffic) + transfer - 20e-6 - 3 * 172 / 4e9)
 
 
 def test_convolutions_take_longer_in_a_block() -> None:
@@ -79,8 +79,8 @@ def pick(rounds: int, name: str = "auto", workers: int = 1) -> tuple[Any, str]:
     states = [problem.first_state(algorithm)] * 8
     jobs = problem.make_jobs(algorithm.phases, range(8), states, "train", 0, part="train")
     received = algorithm.broadcast(problem.first_server(algorithm))
-    given = (problem, client_functions(problem, algorithm), jobs, received, RoundInfo())
-    return auto.pick_engine(name, *given, flops=[1e6] * 8, rounds=rounds, workers=workers)
+    arguments = (problem, client_functions(problem, algorithm), jobs, received, RoundInfo())
+    return auto.pick_engine(name, *arguments, flops=[1e6] * 8, rounds=rounds, workers=workers)
 
 
 def test_nothing_is_measured_for_a_run_of_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +104,12 @@ def test_measuring_takes_a_twentieth_of_the_run_at_most(
     """Also where the machine is five times slower or faster than expected."""
     caplog.set_level(logging.INFO, logger="moiety")
     expected = {"sequential": 0.01, "vectorised": 0.012}
-    found = {name: slower * t for name, t in expected.items()}
-    watch = Watch(monkeypatch, found, expected)
+    times = {name: slower * t for name, t in expected.items()}
+    watch = Watch(monkeypatch, times, expected)
     engine, reason = pick(rounds)
     assert engine.name == "sequential"
     sizes = {size for _, size in watch.measured}
-    assert watch.now <= min(0.05 * rounds * 8 * found["sequential"], 3.0)
+    assert watch.now <= min(0.05 * rounds * 8 * times["sequential"], 3.0)
     assert ("measured" in reason) == bool(sizes) == ("measuring engines" in caplog.messages)
     # Eight clients, two engines, twice: 2 * (0.08 + 0.096) = 0.352 s, a twentieth of 7.04 s: 88 rounds.
     assert sizes == {8}
@@ -132,8 +132,8 @@ def test_fewer_clients_are_measured_where_all_take_too_long(monkeypatch: pytest.
 
 def test_ray_is_one_of_two_forms_by_size_and_never_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight clients of one step each: half of them one by one take longer than the three steps that a block counts."""
-    begun = []
+    calls = []
     for name in ("ray:sequential", "ray:vectorised"):
-        monkeypatch.setitem(auto.ENGINES, name, lambda *given, name=name, **options: begun.append((name, options)))
+        monkeypatch.setitem(auto.ENGINES, name, lambda *arguments, name=name, **options: calls.append((name, options)))
     assert pick(10**6, "ray", workers=2)[1].startswith("expected for a round, by size: ray:vectorised ")
-    assert begun == [("ray:vectorised", {"workers": 2})]
+    assert calls == [("ray:vectorised", {"workers": 2})]

@@ -56,10 +56,10 @@ METRIC = mo.Metric("hits", True, hits)
 def begin(out: Path, model: nn.Module | None = None, data: FederatedData = FED, **options: Any) -> None:
     """A run of four rounds that stops after two."""
     model = model or net()
-    given: dict[str, Any] = {"loss": own_loss, "metric": METRIC, "rounds": 4, "cohort": 3, "engine": "sequential"}
+    arguments: dict[str, Any] = {"loss": own_loss, "metric": METRIC, "rounds": 4, "cohort": 3, "engine": "sequential"}
     split = mo.split.by_name(model, personal=["head"])
     with pytest.raises(StopHereError):
-        mo.fit(model, data, algorithm(), split=split, out=out, callbacks=[stop_after(2)], **{**given, **options})
+        mo.fit(model, data, algorithm(), split=split, out=out, callbacks=[stop_after(2)], **{**arguments, **options})
 
 
 def algorithm(**changes: Any) -> mo.Algorithm:
@@ -255,16 +255,16 @@ def test_the_probe_of_a_linear_model_by_hand() -> None:
     starts = np.array([0, 2, 4])
     data = FederatedData({"x": x, "y": y}, np.stack([starts, *3 * [starts + 2]], axis=1), ["a", "b", "c"])
     problem = problem_of(mo.models.linear(3, 1).double(), data, "mse")
-    got = probe(problem)
+    values = probe(problem)
     fixed = {name: value.detach().numpy() for name, value in _parameters(problem).items()}
     assert np.abs(fixed["head.weight"]).max() <= 1  # sqrt(3 / 3)
     rows = [0, 1, 2, 5]
     output = x[rows] @ fixed["head.weight"].T + fixed["head.bias"]
     error = output - y[rows]
-    np.testing.assert_allclose(got["output"], [*np.abs(output[:, 0]), *(output[:, 0] * np.cos(1))], rtol=1e-12)
-    np.testing.assert_allclose(got["loss"], error[:, 0] ** 2, rtol=1e-12)
+    np.testing.assert_allclose(values["output"], [*np.abs(output[:, 0]), *(output[:, 0] * np.cos(1))], rtol=1e-12)
+    np.testing.assert_allclose(values["loss"], error[:, 0] ** 2, rtol=1e-12)
     slope = np.append((2 * error * x[rows]).sum(0), (2 * error).sum())
-    np.testing.assert_allclose(got["gradient"], [np.linalg.norm(slope)], rtol=1e-12)
+    np.testing.assert_allclose(values["gradient"], [np.linalg.norm(slope)], rtol=1e-12)
 
 
 def test_how_far_values_may_lie_apart() -> None:
@@ -280,10 +280,10 @@ def test_how_far_values_may_lie_apart() -> None:
 
 def test_float64_is_compared_more_closely() -> None:
     """A factor of 1 + 1e-6 is rounding in float32, and another model in float64."""
-    for double, wanted in ((False, None), (True, "output")):
+    for double, expected in ((False, None), (True, "output")):
         one, other = (net(Scaled(factor)) for factor in (1.0, 1 + 1e-6))
         pair = [probed(model.double() if double else model) for model in (one, other)]
-        assert find_difference(*pair) == wanted
+        assert find_difference(*pair) == expected
 
 
 def test_a_start_may_have_another_loss(tmp_path: Path) -> None:
@@ -309,9 +309,9 @@ def test_another_environment_is_one_warning(key: str, tmp_path: Path, monkeypatc
     assert (real["torch"], real["numpy"]) == (torch.__version__, np.__version__)
     assert torch.backends.cpu.get_cpu_capability() in real["cpu"]
     monkeypatch.setattr(identities, "environment", lambda device: {**real, key: "another"})
-    with pytest.warns(UserWarning, match="up to rounding, not bit for bit") as seen:
+    with pytest.warns(UserWarning, match="up to rounding, not bit for bit") as records:
         go_on(tmp_path / "run")
-    assert len(seen) == 1
-    text = str(seen[0].message)
+    assert len(records) == 1
+    text = str(records[0].message)
     assert f"began with {key} {real[key]}, now another. " in text
     assert "\n" not in text

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from night import NIGHTLY
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 MEMORY = Path("/dev/shm")
 STEP = 1 if NIGHTLY else 4
 Runs = list[dict[str, Any]]
@@ -30,11 +30,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Runs]:
     """
     disk = tmp_path_factory.mktemp("killed")
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as memory:
-        command = [sys.executable, str(HERE / "kill_all.py"), str(disk), memory, "1", str(STEP)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=HERE)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Runs] = json.loads(done.stdout)
-    return found
+        command = [sys.executable, str(FOLDER / "kill_all.py"), str(disk), memory, "1", str(STEP)]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=1200, cwd=FOLDER)
+    assert process.returncode == 0, process.stderr
+    results: dict[str, Runs] = json.loads(process.stdout)
+    return results
 
 
 def check(runs: Runs) -> None:

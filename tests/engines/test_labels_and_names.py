@@ -32,9 +32,9 @@ def number_clients(**columns: Any) -> mo.FederatedData:
 
 
 def fit(data: mo.FederatedData, model: nn.Module | None = None, algorithm: Any = None, **options: Any) -> mo.Run:
-    chosen = algorithm or mo.fedavg(shared=mo.sgd(0.1, batch_size=4))
+    method = algorithm or mo.fedavg(shared=mo.sgd(0.1, batch_size=4))
     return mo.fit(
-        model or mlp(), data, chosen, **with_settings(**{"rounds": 2, "engine": "sequential", "workers": 2} | options)
+        model or mlp(), data, method, **with_settings(**{"rounds": 2, "engine": "sequential", "workers": 2} | options)
     )
 
 
@@ -143,21 +143,21 @@ def test_what_counts_clients_is_not_asked_for_names() -> None:
     data = number_clients()
     run = fit(data)
     each, _ = run.calibration()
-    model, found = run.export(), {}
+    model, accuracies = run.export(), {}
     for name in map(str, data.ids):
         test = data.client(name, "test")
         with torch.no_grad():
-            found[name] = float((model(torch.from_numpy(test["x"])).numpy().argmax(1) == test["y"]).mean())
-    assert {row["client"]: row["accuracy"] for row in each} == pytest.approx(found)
+            accuracies[name] = float((model(torch.from_numpy(test["x"])).numpy().argmax(1) == test["y"]).mean())
+    assert {row["client"]: row["accuracy"] for row in each} == pytest.approx(accuracies)
 
 
 def test_which_clients_have_a_batch_of_one_row() -> None:
     """Against lists cut by hand: epochs one after the other, each in pieces of the batch size."""
     for n, size, steps in itertools.product(range(1, 14), range(1, 6), (None, 1, 2, 3, 7)):
         epoch = [len(range(n)[at : at + size]) for at in range(0, n, size)]
-        made = epoch * 2 if steps is None else list(itertools.islice(itertools.cycle(epoch), steps))
+        batches = epoch * 2 if steps is None else list(itertools.islice(itertools.cycle(epoch), steps))
         phase = Phase(2 if steps is None else None, steps, size, shuffle=True)
-        assert has_lone_batch(phase, np.array([n])).tolist() == [1 in made], (n, size, steps)
+        assert has_lone_batch(phase, np.array([n])).tolist() == [1 in batches], (n, size, steps)
 
 
 def test_a_batch_of_one_row_is_found_before_training() -> None:

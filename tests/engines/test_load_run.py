@@ -31,28 +31,28 @@ def begin(out: Path | None, algorithm: Any = None, **options: Any) -> mo.Run:
     fed = mo.data.from_frame(pd.DataFrame(ROWS), client="site", target="outcome")
     model = mo.models.mlp(fed.columns["x"].shape[1], 2, hidden=(4,), seed=0)
     algorithm = algorithm or mo.fedalt(shared=0.3, personal=0.3)
-    given = {"rounds": 4, "cohort": 3, "engine": "sequential", "settings": mo.Settings(evaluate_every=2), **options}
+    arguments = {"rounds": 4, "cohort": 3, "engine": "sequential", "settings": mo.Settings(evaluate_every=2), **options}
     split = mo.split.output_layer(model)
-    return mo.fit(model, fed, algorithm, split=split, out=out, **given)
+    return mo.fit(model, fed, algorithm, split=split, out=out, **arguments)
 
 
 def test_without_the_data_it_predicts_exports_and_onboards(tmp_path):
     """The data came from a frame in memory, so no file can name them; nothing in the folder changes."""
     run = begin(tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    opened = mo.load(tmp_path / "run")
+    copy = mo.load(tmp_path / "run")
     for client in run._loop.problem.data.ids:
-        assert (opened.predict(str(client), NEW) == run.predict(str(client), NEW)).all()
-        assert (opened.predict_proba(str(client), NEW) == run.predict_proba(str(client), NEW)).all()
-        theirs, ours = opened.export(str(client)), run.export(str(client))
-        assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
+        assert (copy.predict(str(client), NEW) == run.predict(str(client), NEW)).all()
+        assert (copy.predict_proba(str(client), NEW) == run.predict_proba(str(client), NEW)).all()
+        one, other = copy.export(str(client)), run.export(str(client))
+        assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     newcomer = {name: values[:12] for name, values in ROWS.items() if name != "site"}
-    assert (opened.predict_proba(newcomer, NEW) == run.predict_proba(newcomer, NEW)).all()
-    assert (opened.history, opened.clients, opened.ledger) == (run.history, run.clients, run.ledger)
-    assert opened.summary() == run.summary()
-    assert (opened.class_names, repr(opened)) == (("ill", "well"), repr(run))
+    assert (copy.predict_proba(newcomer, NEW) == run.predict_proba(newcomer, NEW)).all()
+    assert (copy.history, copy.clients, copy.ledger) == (run.history, run.clients, run.ledger)
+    assert copy.summary() == run.summary()
+    assert (copy.class_names, repr(copy)) == (("ill", "well"), repr(run))
     with pytest.raises(MoietyError, match="`data` must be given to load"):
-        opened.evaluate()
+        copy.evaluate()
     whole = mo.load(tmp_path / "run", data=run._loop.problem.data)
     assert whole.evaluate() == run.evaluate()
     assert {path: path.read_bytes() for path in before} == before
@@ -66,8 +66,8 @@ def test_probabilities_are_those_of_the_exported_model(tmp_path):
     raw = torch.tensor([[age, float(shift == "night"), dose] for age, shift, dose in zip(*NEW.values(), strict=True)])
     logits = model(raw).double().detach().numpy()
     by_hand = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    found = run.predict_proba(newcomer, NEW)
-    np.testing.assert_allclose(found, by_hand, rtol=1e-6)
+    probabilities = run.predict_proba(newcomer, NEW)
+    np.testing.assert_allclose(probabilities, by_hand, rtol=1e-6)
     assert run.predict(newcomer, NEW).tolist() == [run.class_names[k] for k in by_hand.argmax(1)]
 
 
@@ -94,16 +94,16 @@ def test_summary_plot_and_notebook(tmp_path):
     run = begin(None)
     run.clients[0]["client"] = "<b>&"
     assert "clients helped" in run.summary()
-    shown = run._repr_html_()
-    assert shown.startswith("<table>")
-    assert "<b>" not in shown
+    html = run._repr_html_()
+    assert html.startswith("<table>")
+    assert "<b>" not in html
     pytest.importorskip("matplotlib")
     assert run.plot()._repr_png_().startswith(b"\x89PNG")  # what a notebook shows of an object
     losses, metrics = run.plot().axes
-    drawn = {line.get_label(): line.get_xydata().tolist() for axes in (losses, metrics) for line in axes.lines}
+    curves = {line.get_label(): line.get_xydata().tolist() for axes in (losses, metrics) for line in axes.lines}
     rows = run.history
-    assert drawn["while training"] == [[row["round"], row["train_loss"]] for row in rows]
-    assert drawn["personal models"] == [[row["round"], pytest.approx(100 * row["metric"])] for row in rows]
+    assert curves["while training"] == [[row["round"], row["train_loss"]] for row in rows]
+    assert curves["personal models"] == [[row["round"], pytest.approx(100 * row["metric"])] for row in rows]
 
 
 def test_csv_has_the_history_also_after_a_kill(tmp_path):
@@ -125,10 +125,10 @@ def test_progress_and_log(tmp_path, capsys, caplog):
     with caplog.at_level(logging.INFO, "moiety"):
         begin(None)
     assert capsys.readouterr() == ("", "")
-    told = [record.getMessage() for record in caplog.records]
-    assert told[:2] == ["checking model and data", "preparing round 1"]
-    assert any(text.startswith("engine sequential") for text in told)
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[:2] == ["checking model and data", "preparing round 1"]
+    assert any(text.startswith("engine sequential") for text in messages)
     begin(None, progress=True)
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert [line.split("  ")[0] for line in shown.err.splitlines()[1:]] == ["round 2/4", "round 4/4"]
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert [line.split("  ")[0] for line in output.err.splitlines()[1:]] == ["round 2/4", "round 4/4"]

@@ -17,7 +17,7 @@ def test_personal_states_of_a_million_clients_survive_resume(tmp_path):
     bounds = np.stack([ends - 1, ends, ends, ends], axis=1)
     data = FederatedData({"x": x, "y": (x[:, 0] > 0).astype(np.int64)}, bounds, Numbered(CLIENTS), 2)
     model = mo.models.mlp(2, 2, hidden=(3,))
-    asked: list[int] = []
+    clients: list[int] = []
 
     def fit(folder, rounds):
         return mo.fit(
@@ -30,19 +30,19 @@ def test_personal_states_of_a_million_clients_survive_resume(tmp_path):
             engine="sequential",
             settings=mo.Settings(evaluate_every=rounds, evaluate_clients=10),
             out=tmp_path / folder,
-            callbacks=[lambda run, record: asked.extend(record.cohort)],
+            callbacks=[lambda run, record: clients.extend(record.cohort)],
         )
 
     fit("stopped", 3)
-    early = asked.copy()
-    resumed = mo.resume(tmp_path / "stopped", rounds=6, data=data)
-    asked.clear()
+    early = clients.copy()
+    halves = mo.resume(tmp_path / "stopped", rounds=6, data=data)
+    clients.clear()
     straight = fit("straight", 6)
-    assert asked[: len(early)] == early
-    assert len(set(asked)) > 140  # almost all of them are asked once, so what the first half learnt must have lasted
+    assert clients[: len(early)] == early
+    assert len(set(clients)) > 140  # almost all of them are asked once, so what the first half learnt must have lasted
     first = straight.shared_parameters()
-    for client in asked:
-        one, other = resumed.parameters(client), straight.parameters(client)
+    for client in clients:
+        one, other = halves.parameters(client), straight.parameters(client)
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert any(not torch.equal(other[name], first[name]) for name in straight._loop.problem.split.personal)
     # A sparse file: what was never asked takes no room.

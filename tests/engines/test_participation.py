@@ -18,11 +18,11 @@ def test_every_client_takes_part_as_often_and_by_itself():
 
     Six standard errors, sqrt(p (1 - p) / 20,000) each, are 0.0194 for clients and 0.0121 for pairs.
     """
-    there = np.zeros((20_000, 10))
-    for t in range(len(there)):
-        there[t, bernoulli_cohort(10, 3, seed=0, round=t)] = 1
-    pairs = (there.T @ there / len(there))[np.triu_indices(10, 1)]
-    assert np.abs(there.mean(0) - 0.3).max() < 0.0194
+    presence = np.zeros((20_000, 10))
+    for t in range(len(presence)):
+        presence[t, bernoulli_cohort(10, 3, seed=0, round=t)] = 1
+    pairs = (presence.T @ presence / len(presence))[np.triu_indices(10, 1)]
+    assert np.abs(presence.mean(0) - 0.3).max() < 0.0194
     assert np.abs(pairs - 0.09).max() < 0.0121
 
 
@@ -52,7 +52,7 @@ def test_an_empty_round_moves_nothing(engine):
     """With one of four expected, a round is empty with probability 0.75^4 = 0.32: of the first 12 some are."""
     cohorts = [bernoulli_cohort(4, 1, seed=0, round=t).tolist() for t in range(12)]
     assert [] in cohorts
-    seen = []
+    members = []
     run = mo.fit(
         mlp(),
         DATA,
@@ -61,9 +61,9 @@ def test_an_empty_round_moves_nothing(engine):
         cohort=1,
         settings=mo.Settings(participation="bernoulli"),
         engine=engine,
-        callbacks=[lambda run, record: seen.append(list(record.cohort))],
+        callbacks=[lambda run, record: members.append(list(record.cohort))],
     )
-    assert seen == cohorts
+    assert members == cohorts
     assert run.ledger["client_updates"] == sum(map(len, cohorts))
     if engine == "sequential":  # against rounds that leave the empty ones out: their number is all that differs
         first = cohorts.index([])

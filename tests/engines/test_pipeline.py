@@ -26,8 +26,8 @@ def rows(*values: tuple[float, float, float]) -> dict[str, np.ndarray]:
 
 
 def uv(run: mo.Run, client: int) -> tuple[float, float]:
-    found = run.parameters(client)
-    return found["u"].item(), found["v"].item()
+    values = run.parameters(client)
+    return values["u"].item(), values["v"].item()
 
 
 class Record(mo.callbacks.Callback):
@@ -92,11 +92,11 @@ class Plain:
         self.v -= lr * sum(b * r for _, b, r in steps) / len(cohort)
 
     def fedalt(self, cohort: tuple[int, ...], lr: Fraction) -> None:
-        moved = Fraction(0)
+        total = Fraction(0)
         for i in cohort:
             self.finetune((i,), lr)
-            moved += self.rows[i][0] * self.residual(i, self.u, self.own[i])
-        self.u -= lr * moved / len(cohort)
+            total += self.rows[i][0] * self.residual(i, self.u, self.own[i])
+        self.u -= lr * total / len(cohort)
 
     def finetune(self, cohort: tuple[int, ...], lr: Fraction) -> None:
         for i in cohort:
@@ -116,18 +116,18 @@ def test_with_clients_that_are_never_asked(tmp_path, engine, kept):
         mo.Stage(flat(mo.fedalt, **rates), rounds=2, cohort=2, split=V),
         mo.Stage(mo.finetune(personal=mo.sgd(1 / 16, steps=1)), rounds=2, cohort=4),
     ]
-    asked, plain = Record(), Plain(values)
+    record, plain = Record(), Plain(values)
     data = federated([rows(row) for row in values])
     out = tmp_path / "out" if kept else None
-    runs = mo.pipeline(stages, scalar_task(u=0.0), data, engine=engine, seed=4, out=out, callbacks=[asked])
-    assert list(asked.cohorts) == ["1-fedavg", "2-fedalt", "3-finetune"]
-    for run, name, train in zip(runs, asked.cohorts, (plain.fedavg, plain.fedalt, plain.finetune), strict=True):
-        for cohort in asked.cohorts[name]:
+    runs = mo.pipeline(stages, scalar_task(u=0.0), data, engine=engine, seed=4, out=out, callbacks=[record])
+    assert list(record.cohorts) == ["1-fedavg", "2-fedalt", "3-finetune"]
+    for run, name, train in zip(runs, record.cohorts, (plain.fedavg, plain.fedalt, plain.finetune), strict=True):
+        for cohort in record.cohorts[name]:
             train(cohort, lr)
         for i in range(5):
             assert uv(run, i) == pytest.approx((float(plain.u), float(plain.own.get(i, plain.v))), rel=1e-12), name
-    some = {i for cohort in asked.cohorts["2-fedalt"] for i in cohort}
-    assert 0 < len(some) < 5  # else the test would not see what it is about
+    clients = {i for cohort in record.cohorts["2-fedalt"] for i in cohort}
+    assert 0 < len(clients) < 5  # else the test would not see what it is about
 
 
 def plain(run: mo.Run) -> list[dict[str, Any]]:
@@ -156,9 +156,9 @@ def test_k_and_k_rounds_are_2k(algorithm, split, model):
     _, second = mo.pipeline([half, half], model(), FED, **with_settings(**options))
     (whole,) = mo.pipeline([mo.Stage(algorithm(), rounds=4, split=split)], model(), FED, **with_settings(**options))
     assert plain(second) == plain(whole)
-    last, wanted = second.clients, whole.clients
+    last, expected = second.clients, whole.clients
     assert [(r["client"], r["loss"], r["metric"]) for r in last] == [
-        (r["client"], r["loss"], r["metric"]) for r in wanted
+        (r["client"], r["loss"], r["metric"]) for r in expected
     ]
 
 
@@ -169,9 +169,9 @@ def test_one_stage_is_a_fit():
         [mo.Stage(algorithm, split="output_layer", **options)], mlp(), FED, seed=2, engine="sequential"
     )
     split = mo.split.output_layer(mlp())
-    alone = mo.fit(mlp(), FED, algorithm, **with_settings(split=split, seed=2, engine="sequential", **options))
-    assert plain(run) == plain(alone)
-    assert without_seconds(run.history) == without_seconds(alone.history)
+    single = mo.fit(mlp(), FED, algorithm, **with_settings(split=split, seed=2, engine="sequential", **options))
+    assert plain(run) == plain(single)
+    assert without_seconds(run.history) == without_seconds(single.history)
 
 
 def body() -> nn.Module:
@@ -188,13 +188,13 @@ def test_adapters_are_put_on_the_trained_model_the_same_for_all_and_go_on(tmp_pa
         mo.Stage(mo.finetune(personal=mo.sgd(0.2, epochs=3, batch_size=100)), rounds=1),
     ]
     a, b, c = mo.pipeline(stages, body(), FED, seed=1, engine="sequential", out=tmp_path / "out")
-    trained, fresh = a.shared_parameters(), mo.split.adapters(body(), **{k: spec[k] for k in ("width", "targets")})
+    values, fresh = a.shared_parameters(), mo.split.adapters(body(), **{k: spec[k] for k in ("width", "targets")})
     first = load_file(tmp_path / "out/2-fedalt/initial.safetensors")
-    assert not torch.equal(trained["0.weight"], dict(body().named_parameters())["0.weight"])
-    assert exact({n: first[n] for n in trained}) == exact(trained)
-    grown = {n: p for n, p in fresh.model.named_parameters() if n not in trained}
-    assert len(grown) == 4
-    assert exact({n: first[n] for n in grown}) == exact(grown)
+    assert not torch.equal(values["0.weight"], dict(body().named_parameters())["0.weight"])
+    assert exact({n: first[n] for n in values}) == exact(values)
+    adapters = {n: p for n, p in fresh.model.named_parameters() if n not in values}
+    assert len(adapters) == 4
+    assert exact({n: first[n] for n in adapters}) == exact(adapters)
     # One value for all before they were trained, and then each its own, for the three clients that were asked.
     assert not (tmp_path / "out/2-fedalt/start.safetensors").exists()
     own = load_file(tmp_path / "out/3-finetune/start.safetensors")
@@ -209,9 +209,9 @@ def test_adapters_are_put_on_the_trained_model_the_same_for_all_and_go_on(tmp_pa
             loss = nn.functional.cross_entropy(module(torch.from_numpy(data["x"])), torch.from_numpy(data["y"]))
             loss.backward()
             optimiser.step()
-        found = dict(c.export(i).named_parameters())
-        for name, wanted in module.named_parameters():
-            torch.testing.assert_close(found[name], wanted, rtol=1e-5, atol=1e-7)
+        parameters = dict(c.export(i).named_parameters())
+        for name, expected in module.named_parameters():
+            torch.testing.assert_close(parameters[name], expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -234,11 +234,11 @@ def test_a_split_with_a_module_of_its_own_begins_with_the_trained_values(tmp_pat
     a, b, c = mo.pipeline(stages, mlp(), FED, engine="sequential", out=tmp_path / "out")
     first = load_file(tmp_path / "out/2-fedalt/initial.safetensors")
     for name, value in a.shared_parameters().items():
-        called = names.format(name.replace(".", "/") if "/" in names else name)
-        assert torch.equal(first[called], value)
-    asked = b._loop.progress.store.owners()
-    assert len(asked) == 2
-    assert load_file(tmp_path / "out/3-finetune/start.safetensors")["clients"].tolist() == asked
+        key = names.format(name.replace(".", "/") if "/" in names else name)
+        assert torch.equal(first[key], value)
+    owners = b._loop.progress.store.owners()
+    assert len(owners) == 2
+    assert load_file(tmp_path / "out/3-finetune/start.safetensors")["clients"].tolist() == owners
     assert plain(mo.resume(tmp_path / "out", data=FED)[2]) == plain(c)
 
 

@@ -33,12 +33,12 @@ def test_interrupted_in_every_stage(tmp_path, stage, round):
 
     with pytest.raises(StopHereError):
         mo.pipeline(stages(), mlp(), FED, **with_settings(out=tmp_path / "out", callbacks=[stop], **options))
-    ended = {p: p.read_bytes() for p in (tmp_path / "out").glob("*/checkpoint/*/*") if int(p.parts[-4][0]) < stage}
+    files = {p: p.read_bytes() for p in (tmp_path / "out").glob("*/checkpoint/*/*") if int(p.parts[-4][0]) < stage}
     runs = mo.resume(tmp_path / "out", data=FED)
     for one, other in zip(whole, runs, strict=True):
         same_runs(one, other)
-    assert all(path.read_bytes() == content for path, content in ended.items())
-    assert (stage == 1) == (not ended)
+    assert all(path.read_bytes() == content for path, content in files.items())
+    assert (stage == 1) == (not files)
 
 
 def test_an_ended_pipeline_stays_as_it_is(tmp_path):
@@ -51,5 +51,5 @@ def test_an_ended_pipeline_stays_as_it_is(tmp_path):
     assert calls == []
     assert (tmp_path / "out/pipeline.toml").read_text() == text
     # Each stage is an ordinary run, which goes on by itself as well.
-    alone = mo.resume(tmp_path / "out/3-finetune", data=FED, rounds=3)
-    assert alone.history[-1]["round"] == 3
+    stage = mo.resume(tmp_path / "out/3-finetune", data=FED, rounds=3)
+    assert stage.history[-1]["round"] == 3

@@ -40,9 +40,9 @@ def alt(**options: Any) -> mo.Algorithm:
 
 def fit(algorithm: mo.Algorithm, split: str | None = "output_layer", **options: Any) -> mo.Run:
     model = options.pop("model", None) or mlp()
-    made = None if split is None else getattr(mo.split, split)(model)
+    division = None if split is None else getattr(mo.split, split)(model)
     options = {"rounds": 3, "cohort": 3, "seed": 7, "engine": "sequential", "evaluate_every": 1} | options
-    return mo.fit(model, FED, algorithm, **with_settings(split=made, **options))
+    return mo.fit(model, FED, algorithm, **with_settings(split=division, **options))
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +94,12 @@ def test_interrupted_and_without_the_earlier_folder(earlier, tmp_path, stop):
     same_runs(whole, mo.resume(tmp_path / "run", data=FED))
 
 
-@pytest.mark.parametrize("lost", [("checkpoint", "clients"), ("checkpoint", "clients", "history.jsonl")])
-def test_a_run_that_starts_again_starts_from_the_same_states(earlier, tmp_path, lost):
+@pytest.mark.parametrize("names", [("checkpoint", "clients"), ("checkpoint", "clients", "history.jsonl")])
+def test_a_run_that_starts_again_starts_from_the_same_states(earlier, tmp_path, names):
     """Without its checkpoints a run begins anew, and its clients with the states they began with."""
     whole = fit(alt(), start=earlier)
     fit(alt(), start=earlier, out=tmp_path / "run", rounds=2)
-    for name in (*lost, "progress.json"):
+    for name in (*names, "progress.json"):
         path = tmp_path / "run" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     again = mo.resume(tmp_path / "run", data=FED, rounds=3)
@@ -146,9 +146,9 @@ def test_less_that_is_personal_than_before(tmp_path):
     run = fit(mo.finetune(personal=1e-30), start=local, rounds=1)
     untrained = dict(mlp().named_parameters())
     for client in range(len(FED)):
-        found, had = run.parameters(client), local.parameters(client)
-        for name, value in found.items():
-            assert torch.equal(value, had[name] if name.startswith("head") else untrained[name]), name
+        values, before = run.parameters(client), local.parameters(client)
+        for name, value in values.items():
+            assert torch.equal(value, before[name] if name.startswith("head") else untrained[name]), name
 
 
 def test_nothing_personal_takes_the_shared_model_alone(earlier):
@@ -175,9 +175,9 @@ def test_clients_without_state_start_from_the_first_values(earlier):
 def test_whole_models_of_their_own(earlier, tmp_path, build):
     """A state that is more than the personal part: never asked yet, so a client has the shared model; and back."""
     run = fit(build(), None, start=earlier, rounds=1, cohort=1, out=tmp_path / "run")
-    asked = run._loop.progress.store.owners()
-    assert len(asked) == 1
-    for client in set(range(len(FED))) - set(asked):
+    owners = run._loop.progress.store.owners()
+    assert len(owners) == 1
+    for client in set(range(len(FED))) - set(owners):
         assert exact(run.parameters(client)) == exact(run.shared_parameters())
     # The paper, baseline (iii): "Finally the resulting model w is finetuned locally": w, not the client's own.
     last = fit(mo.finetune(personal=1e-30), "everything", start=tmp_path / "run", rounds=1)
@@ -189,11 +189,11 @@ def test_own_running_statistics_go_on():
     """FedAvg of a model with BatchNorm: what is a client's own is its statistics."""
     before = fit(mo.fedavg(shared=0.1), None, model=batch_norm_net(), rounds=1)
     run = fit(alt(), "norms", model=batch_norm_net(), start=before, rounds=1, cohort=1)
-    (asked,) = uniform_cohort(len(FED), 1, seed=7, round=0).tolist()
+    (member,) = uniform_cohort(len(FED), 1, seed=7, round=0).tolist()
     assert len(before._loop.progress.store.owners()) == 3
     for client in range(len(FED)):
-        found, had = (each.parameters(client)["norm.running_mean"] for each in (run, before))
-        assert torch.equal(found, had) == (client != asked)
+        mean, first = (each.parameters(client)["norm.running_mean"] for each in (run, before))
+        assert torch.equal(mean, first) == (client != member)
 
 
 def test_other_rows_of_the_same_clients(earlier, tmp_path):
@@ -250,8 +250,8 @@ def test_bad_starts(earlier, tmp_path):
     deep = mo.models.mlp(4, 3, hidden=(), seed=3)
     refused(lambda: start_from(earlier, model=deep, out=out), "`model`.*every name.*export")
     model = mlp()
-    beside = mo.split.additive(model, mo.models.linear(4, 3))  # renames the model's parameters, and it is untrained
-    call = lambda: mo.fit(model, FED, alt(), split=beside, rounds=1, start=earlier, out=out)  # noqa: E731
+    additive = mo.split.additive(model, mo.models.linear(4, 3))  # renames the model's parameters, and it is untrained
+    call = lambda: mo.fit(model, FED, alt(), split=additive, rounds=1, start=earlier, out=out)  # noqa: E731
     refused(call, "`model`.*every name.*make the split from it")
     assert tree_hash(tmp_path) == before
 

@@ -23,8 +23,8 @@ CLIENTS = 6
 
 
 def gaussian(**options):
-    given = {"clip": 0.2, "delta": 1e-3, "insecure_seed": 7, **options}
-    return mo.privacy.gaussian(**given if "epsilon" in given else {"noise": 1.0, **given})
+    arguments = {"clip": 0.2, "delta": 1e-3, "insecure_seed": 7, **options}
+    return mo.privacy.gaussian(**arguments if "epsilon" in arguments else {"noise": 1.0, **arguments})
 
 
 def fit(privacy, engine="sequential", how=None, data=DATA, **options):
@@ -65,7 +65,7 @@ def test_a_round_by_hand(participation):
         steps.append({"weight": -lr * 2 / n * error.T @ each["x"], "bias": -lr * 2 / n * error.sum(0)})
     norms = [math.sqrt(sum((s**2).sum() for s in step.values())) for step in steps]
     clip = float(np.median(norms))
-    seen = []
+    picks = []
     run = mo.fit(
         model,
         data,
@@ -73,18 +73,18 @@ def test_a_round_by_hand(participation):
         rounds=1,
         cohort=3,
         engine="sequential",
-        callbacks=[lambda run, record: seen.extend(record.cohort)],
+        callbacks=[lambda run, record: picks.extend(record.cohort)],
         settings=mo.Settings(
             participation=participation,
             evaluate_on="train",
             privacy=mo.privacy.gaussian(clip=clip, noise=0.0, delta=1e-3, insecure_seed=4),
         ),
     )
-    cut = [norms[i] > clip for i in seen]
+    cut = [norms[i] > clip for i in picks]
     assert any(cut)
     assert not all(cut)
     for name, p in shared_after(run).items():
-        total = sum(min(1.0, clip / norms[i]) * steps[i][name] for i in seen)
+        total = sum(min(1.0, clip / norms[i]) * steps[i][name] for i in picks)
         np.testing.assert_allclose(p, first[name] + total / 3, rtol=1e-12)
     assert run.ledger["epsilon"] is None  # without noise
 
@@ -108,9 +108,9 @@ def test_the_noise_of_a_run_has_the_right_size(where):
             evaluate_on="train", privacy=mo.privacy.gaussian(clip=0.5, noise=2.0, delta=1e-3, where=where)
         ),
     )
-    moved = run.shared_parameters()["weight"] - net.weight.detach()
+    move = run.shared_parameters()["weight"] - net.weight.detach()
     deviation = 2.0 * 0.5 / (4 if where == "central" else 2)
-    assert float(moved.square().mean()) / deviation**2 == pytest.approx(1.0, abs=0.09)
+    assert float(move.square().mean()) / deviation**2 == pytest.approx(1.0, abs=0.09)
     # Each way has its own unit: local, one upload in the place of any other.
     exact = accounting.spend_epsilon(2.0 if where == "central" else 1.0, 1, 1.0, 1e-3)
     assert run.ledger["epsilon"] == exact == run.history[-1]["epsilon"]
@@ -148,8 +148,8 @@ def test_epsilon_grows_in_the_history_and_is_what_the_library_says(tmp_path):
         "noisy_sums": 4,
     }
     net = mlp()
-    opened = mo.load(tmp_path / "run", model=net, split=mo.split.by_name(net, personal=["head"]))
-    assert opened.ledger["epsilon"] == run.ledger["epsilon"]
+    copy = mo.load(tmp_path / "run", model=net, split=mo.split.by_name(net, personal=["head"]))
+    assert copy.ledger["epsilon"] == run.ledger["epsilon"]
 
 
 def test_an_asked_epsilon_is_kept_to():
@@ -160,31 +160,31 @@ def test_an_asked_epsilon_is_kept_to():
 
 def test_a_round_of_nobody_is_noise_all_the_same():
     """One of six is expected: of 12 rounds some are empty. The server must move in them, or it would tell."""
-    moved, before = [], {}
+    moves, before = [], {}
 
     def watch(run, record):
         now = shared_after(run)
-        moved.append((len(record.cohort), not before or all((now[name] != before[name]).any() for name in now)))
+        moves.append((len(record.cohort), not before or all((now[name] != before[name]).any() for name in now)))
         before.update(now)
 
     fit(gaussian(), participation="bernoulli", cohort=1, rounds=12, callbacks=[watch])
-    assert 0 in [count for count, _ in moved]
-    assert all(did for _, did in moved)
+    assert 0 in [count for count, _ in moves]
+    assert all(changed for _, changed in moves)
 
 
 def test_cohorts_are_drawn_in_secret_where_they_amplify():
     """Not from the run's seed: with it anyone could say who took part."""
     cohorts = []
     for _ in range(2):
-        seen = []
+        members = []
         fit(
             gaussian(insecure_seed=None),
             participation="bernoulli",
             rounds=20,
             evaluate_every=20,
-            callbacks=[lambda run, record, seen=seen: seen.append(record.cohort)],
+            callbacks=[lambda run, record, members=members: members.append(record.cohort)],
         )
-        cohorts.append(seen)
+        cohorts.append(members)
     assert cohorts[0] != cohorts[1]
 
 
@@ -296,8 +296,8 @@ def test_local_noise_leaves_no_mask_on_the_wire():
     ],
 )
 def test_what_privacy_cannot_be_kept_with_is_refused(options, words, tmp_path):
-    given = {"privacy": gaussian(), **options}
-    refused(lambda: fit(given.pop("privacy"), out=tmp_path / "run", **given), words)
+    arguments = {"privacy": gaussian(), **options}
+    refused(lambda: fit(arguments.pop("privacy"), out=tmp_path / "run", **arguments), words)
     assert not (tmp_path / "run").exists()
 
 
@@ -350,8 +350,8 @@ def test_a_file_names_it_and_the_command_says_what_it_cost(tmp_path, capsys):
     path, out = tmp_path / "private.toml", tmp_path / "run"
     path.write_text(FILE)
     assert main(["run", str(path), "--out", str(out)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "epsilon 4 at delta 0.001, one client added or removed" in shown
+    text = " ".join(capsys.readouterr().out.split())
+    assert "epsilon 4 at delta 0.001, one client added or removed" in text
     assert main(["run", str(path), "--out", str(out), "--resume"]) == 0
     assert main(["list", "privacy"]) == 0
     assert "Clip uploads and add Gaussian noise" in capsys.readouterr().out

@@ -48,7 +48,7 @@ from moiety.engines.rows import AlikeRows, Job, Rows
 from moiety.errors import MoietyError
 from moiety.transport import PrivacyError
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 SIZES = (4, 9, 12, 17, 25, 40, 7)
 DATA = federation(SIZES)
 
@@ -68,12 +68,12 @@ def none_left() -> Iterator[None]:
     OTHERS.clear()
     OTHERS.update(child.pid for child in psutil.Process().children())
     yield
-    left = children()
+    pids = children()
     for process in multiprocessing.active_children():
-        if process.pid in left:
+        if process.pid in pids:
             process.kill()
             process.join()
-    assert left == []
+    assert pids == []
 
 
 class Net(nn.Module):
@@ -180,12 +180,12 @@ def test_more_clients_than_fit_the_arena(monkeypatch, bytes, case):
     batches = []
     inner = Processes._serve
 
-    def counted(self: Any, function: str, jobs: Any, *rest: Any) -> Any:
+    def count(self: Any, function: str, jobs: Any, *rest: Any) -> Any:
         batches.append((function, len(jobs)))
         return inner(self, function, jobs, *rest)
 
     monkeypatch.setattr(processes, "ARENA_BYTES", bytes)
-    monkeypatch.setattr(Processes, "_serve", counted)
+    monkeypatch.setattr(Processes, "_serve", count)
     algorithm = CASES[case]()
     run = fit("processes:sequential", algorithm, workers=2, rounds=2)
     assert {n for f, n in batches if f == "train"} == ({1} if bytes == 1 else {1, 2})
@@ -198,12 +198,12 @@ def test_a_cohort_goes_out_at_once(monkeypatch):
     sizes: list[int] = []
     send = Processes._serve
 
-    def counted(self: Processes, function: str, jobs: Any, moment: Any) -> Any:
+    def count(self: Processes, function: str, jobs: Any, moment: Any) -> Any:
         if function != "score_shared":  # whose jobs are not clients
             sizes.append(len(jobs))
         return send(self, function, jobs, moment)
 
-    monkeypatch.setattr(Processes, "_serve", counted)
+    monkeypatch.setattr(Processes, "_serve", count)
     mo.fit(mlp(), DATA, mo.fedavg(shared=mo.sgd(0.1, steps=1)), rounds=1, engine="processes")
     assert set(sizes) == {len(SIZES)}
 
@@ -241,10 +241,10 @@ def test_resume_with_the_choice_open(tmp_path):
 
 
 def test_a_fallback_is_said_once_and_where_the_caller_hears_it():
-    """Of the two workers, and the parent, who all find out that partial evaluation is off."""
-    with pytest.warns(UserWarning, match="Partial evaluation is off") as caught:
+    """Of this process and its worker, who both find out that partial evaluation is off."""
+    with pytest.warns(UserWarning, match="Partial evaluation is off") as records:
         fit("processes:sequential", fedalt(), dropout_net(), workers=2, rounds=2)
-    assert len(caught) == 1
+    assert len(records) == 1
 
 
 def test_threads_of_the_caller():
@@ -282,7 +282,7 @@ def test_workers_killed_between_rounds():
         if record.round == 1:
             assert wait_until(lambda: gone(set(victims)))  # dead when next asked; after the next round it may not be
 
-    run = fit("processes:sequential", workers=2, rounds=4, callbacks=[on_round])
+    run = fit("processes:sequential", workers=3, rounds=4, callbacks=[on_round])
     assert [len(now) for now in pids] == [2, 2, 2, 2]
     assert len(pids[0] & pids[1]) == 1
     assert not pids[1] & pids[2]
@@ -299,7 +299,7 @@ def test_a_worker_that_dies_at_work(tmp_path):
         if record.round < 3:
             trouble.touch()
 
-    run = fit("processes:sequential", model=model, workers=2, rounds=3, callbacks=[on_round])
+    run = fit("processes:sequential", model=model, workers=3, rounds=3, callbacks=[on_round])
     assert not trouble.exists()
     assert [len(now) for now in pids] == [2, 2, 2]
     assert len(pids[0] & pids[1]) == 1
@@ -312,19 +312,19 @@ def test_two_deaths_are_not_three(tmp_path, monkeypatch):
     model = net(trouble)
     (tmp_path / "trouble.forever").touch()
     inner = Processes._fork
-    forked = []
+    forks = []
 
-    def counted(self: Any, *args: Any, **options: Any) -> Any:
-        forked.append(len(forked))
-        if len(forked) == 3:
+    def count(self: Any, *args: Any, **options: Any) -> Any:
+        forks.append(len(forks))
+        if len(forks) == 3:
             trouble.unlink()
         return inner(self, *args, **options)
 
-    monkeypatch.setattr(Processes, "_fork", counted)
+    monkeypatch.setattr(Processes, "_fork", count)
     trouble.touch()
     run = fit("processes:sequential", model=model, workers=1, rounds=1)
     assert len((tmp_path / "trouble.deaths").read_text().split()) == 2
-    assert len(forked) == 3
+    assert len(forks) == 3
     same_runs(fit("sequential", model=model, rounds=1), run)
 
 
@@ -333,21 +333,23 @@ def test_a_worker_that_dies_while_scoring_or_adapting(tmp_path, monkeypatch):
     trouble = tmp_path / "trouble"
     model = net(trouble)
     inner = Processes.map
-    seen = []
+    names = []
 
-    def watched(self: Any, function: str, *rest: Any, **options: Any) -> Any:
-        if function != "train" and function not in seen:
-            seen.append(function)
+    def watch(self: Any, function: str, *rest: Any, **options: Any) -> Any:
+        if function != "train" and function not in names:
+            names.append(function)
             trouble.touch()
-        found = inner(self, function, *rest, **options)
+        results = inner(self, function, *rest, **options)
         assert not trouble.exists()
-        return found
+        return results
 
-    monkeypatch.setattr(Processes, "map", watched)
+    monkeypatch.setattr(Processes, "map", watch)
     algorithm = fedalt(stateful=False, personal_epochs=1)
-    run = fit("processes:sequential", algorithm, model, workers=2, rounds=1)
-    assert sorted(seen) == ["adapt", "score_both"]
-    same_runs(fit("sequential", algorithm, model, rounds=1), run)
+    run = fit(
+        "processes:sequential", algorithm, model, workers=2, rounds=1, partial=False
+    )  # all calls are of `forward`
+    assert sorted(names) == ["adapt", "score", "score_shared"]
+    same_runs(fit("sequential", algorithm, model, rounds=1, partial=False), run)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -386,9 +388,9 @@ def test_an_order_arrives_as_it_was_sent():
         Job(2, {"first": Rows(np.array([2**40]), np.array([1]))}, 1, None),
     ]
     info = RoundInfo(12, 0.1 + 0.2, float("inf"))
-    function, (slots, arrived), same_info = unpack_order(pack_order("train", ([0, 9, 2], jobs), info))
+    function, (slots, copies), same_info = unpack_order(pack_order("train", ([0, 9, 2], jobs), info))
     assert (function, slots, same_info) == ("train", [0, 9, 2], info)
-    same_jobs(jobs, arrived)
+    same_jobs(jobs, copies)
 
 
 def test_an_order_of_turns_that_are_alike_arrives_as_it_was_sent():
@@ -397,10 +399,10 @@ def test_an_order_of_turns_that_are_alike_arrives_as_it_was_sent():
     rows = {name: AlikeRows(order, sizes[name], 3) for name, order in orders.items()}
     jobs = Jobs([3, 9], 3, [None, None], rows, key=-(2**63) + 5, turn=2**62)
     assert [job.key for job in jobs] == [(-(2**63) + 5) ^ 3, (-(2**63) + 5) ^ 9]
-    _, (slots, arrived), _ = unpack_order(pack_order("train", ([4, 6], jobs), RoundInfo()))
+    _, (slots, copies), _ = unpack_order(pack_order("train", ([4, 6], jobs), RoundInfo()))
     assert slots == [4, 6]
-    assert isinstance(arrived, Jobs)
-    same_jobs(jobs, arrived)
+    assert isinstance(copies, Jobs)
+    same_jobs(jobs, copies)
 
 
 def same_jobs(jobs, others):
@@ -480,10 +482,10 @@ def test_nothing_is_left_after_an_interrupt_while_engines_are_measured(engine, m
     monkeypatch.setattr(Processes, "map", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit(engine, workers=2)
-    left = children()
-    for made in calls:  # so that a fault here is not one of the next test's as well
-        made.close()
-    assert left == []
+    pids = children()
+    for each in calls:  # so that a fault here is not one of the next test's as well
+        each.close()
+    assert pids == []
 
 
 def test_a_closed_engine_holds_no_files_open():
@@ -500,7 +502,7 @@ SCRIPT = """
 import sys, time
 from test_processes import fit, mlp
 wait = lambda run, record: time.sleep(300 * (record.round == 3))
-fit("processes:sequential", model=mlp(), rounds=5, workers=2, out=sys.argv[1], callbacks=[wait])
+fit("processes:sequential", model=mlp(), rounds=5, workers=3, out=sys.argv[1], callbacks=[wait])
 """
 
 
@@ -525,7 +527,7 @@ def gone(pids: set[int]) -> bool:
 def test_interrupted_from_the_keyboard(tmp_path):
     """Ctrl-C goes to the whole group: the run ends with a checkpoint, its workers with it, and it goes on."""
     out = tmp_path / "run"
-    paths = os.pathsep.join([str(HERE), str(HERE.parent / "oracles")])
+    paths = os.pathsep.join([str(FOLDER), str(FOLDER.parent / "oracles")])
     child = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(out)],
         stderr=subprocess.PIPE,
@@ -547,8 +549,8 @@ def test_interrupted_from_the_keyboard(tmp_path):
     assert child.returncode in (-signal.SIGINT, 130)
     assert wait_until(lambda: gone(workers))
     (checkpoint,) = (out / "checkpoint").glob("round-*")
-    done = json.loads((checkpoint / "state.json").read_text())["round"]
-    assert 1 <= done <= 3  # the row of round 2 is seen before its checkpoint is there
+    last = json.loads((checkpoint / "state.json").read_text())["round"]
+    assert 1 <= last <= 3  # the row of round 2 is seen before its checkpoint is there
     # No worker had a traceback to show.
     assert error.count("Traceback") <= 1, error
     run = mo.resume(out, data=DATA)
@@ -561,7 +563,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            fit("processes:sequential", workers=2, rounds=10**6, out=out, checkpoint_every=10**6)
+            fit("processes:sequential", workers=3, rounds=10**6, out=out, checkpoint_every=10**6)
         os._exit(1)
     try:
         assert wait_until(lambda: lines(out / "history.jsonl") >= 2)
@@ -592,12 +594,12 @@ def test_the_arena():
     for slot in (2, 0, 1, 2):
         arena.write(slot, leaves_of(10 + slot))
     for slot in range(3):
-        found, wanted = tree.leaves(arena.read(slot)), tree.leaves(leaves_of(10 + slot))
-        assert found.keys() == wanted.keys()
-        for path, x in wanted.items():
-            assert found[path].dtype == x.dtype
-            assert torch.equal(found[path], x)
-            assert x.numel() == 0 or found[path].data_ptr() % ALIGN == 0
+        actual, expected = tree.leaves(arena.read(slot)), tree.leaves(leaves_of(10 + slot))
+        assert actual.keys() == expected.keys()
+        for path, x in expected.items():
+            assert actual[path].dtype == x.dtype
+            assert torch.equal(actual[path], x)
+            assert x.numel() == 0 or actual[path].data_ptr() % ALIGN == 0
     with pytest.raises(ValueError, match="zip"):
         arena.write(0, {"a": torch.zeros(3)})
 
@@ -606,11 +608,11 @@ def test_the_arena():
 @settings(max_examples=60, deadline=None)
 def test_every_job_is_dealt_once_and_the_work_is_even(sizes, shares):
     jobs = [Job(i, {"local": Rows(np.zeros(n, dtype=int), np.array([n]))}, n, None) for i, n in enumerate(sizes)]
-    dealt = deal_jobs(jobs, shares)
-    assert len(dealt) == shares
-    assert sorted(i for share in dealt for i in share) == list(range(len(sizes)))
-    assert all(share == sorted(share) for share in dealt)
-    loads = [sum(sizes[i] for i in share) for share in dealt]
+    parts = deal_jobs(jobs, shares)
+    assert len(parts) == shares
+    assert sorted(i for share in parts for i in share) == list(range(len(sizes)))
+    assert all(share == sorted(share) for share in parts)
+    loads = [sum(sizes[i] for i in share) for share in parts]
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 

@@ -60,27 +60,27 @@ def test_export_takes_raw_rows_and_is_what_predict_says(mode: str) -> None:
     run = train(fed)
     rows = FRAME[FRAME["site"] == "Lyon"].assign(site="left alone")
     raw = raw_rows(rows, fed)
-    exported = run.export("Lyon")
+    module = run.export("Lyon")
     with torch.no_grad():
-        outputs = exported(torch.from_numpy(raw)).numpy()
+        outputs = module(torch.from_numpy(raw)).numpy()
     # The same arithmetic by hand: the model alone on rows that are prepared apart.
     age = np.where(np.isnan(raw[:, 0]), fed.preprocessing.features[0].fill, raw[:, 0])  # type: ignore[union-attr]
     age = (age - fed.preprocessing.features[0].mean) / fed.preprocessing.features[0].scale  # type: ignore[union-attr]
     hot = raw[:, 1:2] == np.arange(3) if mode != "median, codes" else raw[:, 1:2]
     x = np.column_stack([age, hot, raw[:, 2], *([np.isnan(raw[:, 0])] if mode == "filled, scaled" else [])])
     with torch.no_grad():
-        by_hand = exported.model(torch.from_numpy(x).float()).numpy()  # type: ignore[operator]
+        by_hand = module.model(torch.from_numpy(x).float()).numpy()  # type: ignore[operator]
     np.testing.assert_array_equal(outputs, by_hand)
     names = np.array(["ill", "well"])[outputs.argmax(1)]
-    shuffled = rows[["smoker", "ward", "age"]]
+    columns = rows[["smoker", "ward", "age"]]
     as_lists = {name: rows[name].tolist() for name in FEATURES}
-    for x_given in (rows, pl.from_pandas(shuffled), raw, raw.tolist(), torch.from_numpy(raw), as_lists):
-        np.testing.assert_array_equal(run.predict("Lyon", x_given), names)
+    for table in (rows, pl.from_pandas(columns), raw, raw.tolist(), torch.from_numpy(raw), as_lists):
+        np.testing.assert_array_equal(run.predict("Lyon", table), names)
     np.testing.assert_allclose(run.predictive("Lyon", rows).outputs[0], outputs, rtol=1e-6)
     tests = fed.client("Lyon", "test")  # the very rows that the run was tested on
     row = next(row for row in run.clients if row["client"] == "Lyon")
     with torch.no_grad():
-        right = exported.model(torch.from_numpy(tests["x"]).float()).argmax(1).numpy() == tests["y"]  # type: ignore[operator]
+        right = module.model(torch.from_numpy(tests["x"]).float()).argmax(1).numpy() == tests["y"]  # type: ignore[operator]
     assert row["metric"] == pytest.approx(right.mean())
 
 
@@ -89,12 +89,12 @@ def test_numbers_to_predict_and_unknown_categories() -> None:
     run = train(fed)
     rows = FRAME.head(3).assign(ward=["u", "new", None])
     with pytest.warns(UserWarning, match="Column 'ward': 1 row has a category that no training row has"):
-        got = run.predict("Bern", rows)
-    assert (got.shape, got.dtype.kind) == ((3,), "f")
+        predictions = run.predict("Bern", rows)
+    assert (predictions.shape, predictions.dtype.kind) == ((3,), "f")
     raw = raw_rows(FRAME.head(3), fed)
     raw[:, 1] = 0, 7, np.nan  # 7 is no position of a category, and a missing one
     with torch.no_grad():
-        np.testing.assert_allclose(run.export("Bern")(torch.from_numpy(raw))[:, 0].numpy(), got, rtol=1e-6)
+        np.testing.assert_allclose(run.export("Bern")(torch.from_numpy(raw))[:, 0].numpy(), predictions, rtol=1e-6)
 
 
 def test_unseen_clients_are_tested_with_the_model_that_onboard_makes(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ def test_unseen_clients_are_tested_with_the_model_that_onboard_makes(tmp_path: P
     right = np.array(["ill", "well"])[labels] == frame.iloc[last]["outcome"].to_numpy()
     assert row["metric"] == pytest.approx(right.mean())
     assert (row["n"], row["n_test"]) == (len(first), len(last))
-    mapped = run.onboard({"x": raw_rows(frame.iloc[first], fed), "y": frame.iloc[first]["outcome"].tolist()})
-    for one, other in zip(model.parameters(), mapped.parameters(), strict=True):
+    twin = run.onboard({"x": raw_rows(frame.iloc[first], fed), "y": frame.iloc[first]["outcome"].tolist()})
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     again = mo.resume(tmp_path / "run", data=fed)
     assert again.unseen == run.unseen
@@ -131,9 +131,9 @@ def test_unseen_clients_are_tested_with_the_model_that_onboard_makes(tmp_path: P
 def test_weights_are_as_rows_that_come_several_times() -> None:
     x, counts = RNG.normal(size=(12, 2)), RNG.integers(1, 4, 12)
     frame = pd.DataFrame({"c": ["a"] * 12, "p": x[:, 0], "q": x[:, 1], "y": x @ [1.0, -2.0] + 0.3, "w": 5.0 * counts})
-    repeated = frame.loc[np.repeat(np.arange(12), counts)].drop(columns="w")
+    copies = frame.loc[np.repeat(np.arange(12), counts)].drop(columns="w")
     runs = []
-    for data, options in ((frame, {"weights": "w"}), (repeated, {})):
+    for data, options in ((frame, {"weights": "w"}), (copies, {})):
         fed = mo.data.from_frame(data, client="c", target="y", test=0, dtype="float64", **options)
         model = nn.Linear(2, 1, dtype=torch.float64)
         nn.init.ones_(model.weight)
@@ -224,9 +224,9 @@ def test_arrays_have_predictions_too() -> None:
     model = mo.models.linear(3, 2)
     run = mo.fit(model, fed, mo.fedavg(shared=0.5), rounds=3, engine="sequential")
     with torch.no_grad():
-        want = run.export()(torch.from_numpy(x)).argmax(1).numpy()
-    np.testing.assert_array_equal(run.predict(0, x), want)
-    named = replace(fed, preprocessing=mo.data.Preprocessing(class_names=("low", "high")))
-    run = mo.fit(model, named, mo.fedavg(shared=0.5), rounds=3, engine="sequential")
-    np.testing.assert_array_equal(run.predict(0, x), np.array(["low", "high"])[want])
+        labels = run.export()(torch.from_numpy(x)).argmax(1).numpy()
+    np.testing.assert_array_equal(run.predict(0, x), labels)
+    data = replace(fed, preprocessing=mo.data.Preprocessing(class_names=("low", "high")))
+    run = mo.fit(model, data, mo.fedavg(shared=0.5), rounds=3, engine="sequential")
+    np.testing.assert_array_equal(run.predict(0, x), np.array(["low", "high"])[labels])
     assert isinstance(run.export(), type(model))

@@ -47,15 +47,15 @@ def cluster():
 @pytest.fixture
 def engines(cluster, monkeypatch):
     """The Ray engines that runs make, as they make them."""
-    made: list[Ray] = []
+    instances: list[Ray] = []
 
     def make(problem: Any, functions: Any, workers: int | None = None, **inner: Any) -> Ray:
-        made.append(Ray(problem, functions, workers=workers, **inner))
-        return made[-1]
+        instances.append(Ray(problem, functions, workers=workers, **inner))
+        return instances[-1]
 
     monkeypatch.setitem(ENGINES, "ray:sequential", make)
     monkeypatch.setitem(ENGINES, "ray:vectorised", partial(make, inner=Vectorised))
-    return made
+    return instances
 
 
 class Net(nn.Module):
@@ -131,10 +131,10 @@ def same(one: mo.Run, other: mo.Run) -> None:
 
 
 def refusal(call: Any) -> str:
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def inside(actor: Any, function: Any) -> Any:
@@ -180,25 +180,25 @@ class Overheard:
 def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
     """Looked at between rounds of a run that is the same as the sequential one."""
     actors: list[Any] = []
-    sent: list[int] = []
-    shards, states, held = [], [], []
+    owners: list[int] = []
+    shards, states, hashes = [], [], []
 
-    def look(run: Any, record: Any) -> None:
+    def watch(run: Any, record: Any) -> None:
         if record.round == 1:
             actors.extend(engines[0].actors)
-            engines[0].actors = [Overheard(actor, sent) for actor in actors]
+            engines[0].actors = [Overheard(actor, owners) for actor in actors]
         if record.round == 3:
             engines[0].actors = list(actors)
-            held.extend(engines[0].held)
+            hashes.extend(engines[0].held)
             shards.extend(inside(actor, lambda self: self.engine.problem.columns) for actor in actors)
             states.extend(inside(actor, lambda self: self.states) for actor in actors)
 
     model, data = Net(), federation()
-    run = fit("ray:sequential", fedalt(), model, callbacks=[look])
+    run = fit("ray:sequential", fedalt(), model, callbacks=[watch])
     same(fit("sequential", fedalt(), model), run)
     assert len(engines) == 1
     assert len(actors) == 2
-    assert sent == []  # since the first evaluation all states are where they belong
+    assert owners == []  # since the first evaluation all states are where they belong
     store = run._loop.progress.store
     for w in range(2):
         own = range(w, len(SIZES), 2)
@@ -207,7 +207,7 @@ def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
             assert np.array_equal(shards[w][name].numpy(), rows), name
         assert set(states[w]) == set(own)
         for client, state in zip(own, store.get(own), strict=True):
-            assert digest(pack(states[w][client])) == digest(pack(state)) == held[w][client]
+            assert digest(pack(states[w][client])) == digest(pack(state)) == hashes[w][client]
     assert engines[0].actors == []
     for actor in actors:
         with pytest.raises(ray.exceptions.RayActorError):

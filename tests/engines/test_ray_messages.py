@@ -28,10 +28,10 @@ from moiety.engines.rows import AlikeRows, Job, Rows
 
 
 def test_states_are_held_up_to_a_limit():
-    held: dict[int, str] = {}
+    states: dict[int, str] = {}
     for client in (3, 1, 3, 2):
-        remember(held, client, f"state of {client}", 2)
-    assert held == {3: "state of 3", 2: "state of 2"}
+        remember(states, client, f"state of {client}", 2)
+    assert states == {3: "state of 3", 2: "state of 2"}
 
 
 def test_rows_lie_close_together_at_their_actor():
@@ -49,8 +49,8 @@ def test_jobs_survive_the_journey():
     assert [r.order.tolist() for r in first.rows.values()] == [[2, 0, 1], [0]]
     assert [r.order.tolist() for r in second.rows.values()] == [[1], [1, 0]]
     assert [r.sizes.tolist() for job in (first, second) for r in job.rows.values()] == [[2, 1], [1], [1], [2]]
-    for job, found in zip(jobs, (first, second), strict=True):
-        assert found == job._replace(rows=found.rows, state=None)
+    for job, copy in zip(jobs, (first, second), strict=True):
+        assert copy == job._replace(rows=copy.rows, state=None)
 
 
 def test_jobs_that_are_alike_survive_the_journey():
@@ -58,21 +58,21 @@ def test_jobs_that_are_alike_survive_the_journey():
     jobs = Jobs([1, 3], 3, [{"v": torch.ones(2)}, {}], rows, key=-5, turn=11)
     first, second = unpack_jobs(pack_jobs(jobs, np.array([0, 5, 0, 8])))
     assert (first.rows["a"].order.tolist(), second.rows["a"].order.tolist()) == ([2, 0, 1], [1, 0, 2])
-    for job, found in zip(jobs, (first, second), strict=True):
-        assert found.rows["a"].sizes.tolist() == [2, 1]
-        assert found == job._replace(rows=found.rows, state=None)
+    for job, copy in zip(jobs, (first, second), strict=True):
+        assert copy.rows["a"].sizes.tolist() == [2, 1]
+        assert copy == job._replace(rows=copy.rows, state=None)
 
 
 def test_results_that_lie_in_one_tree_are_sent_as_they_lie():
-    stacked = Pair(torch.arange(6.0).reshape(3, 2), {"x": torch.tensor([1, 2, 3])})
-    joined = join_trees(Results(stacked, 3))
-    assert joined.layout() == join_trees(tree.unstack(stacked, 3)).layout()
-    again = stack_trees(joined)
+    stack = Pair(torch.arange(6.0).reshape(3, 2), {"x": torch.tensor([1, 2, 3])})
+    bundle = join_trees(Results(stack, 3))
+    assert bundle.layout() == join_trees(tree.unstack(stack, 3)).layout()
+    again = stack_trees(bundle)
     assert type(again) is Pair
-    assert torch.equal(again.one, stacked.one)
-    assert [each.two["x"].item() for each in part_trees(joined)] == [1, 2, 3]
+    assert torch.equal(again.one, stack.one)
+    assert [each.two["x"].item() for each in part_trees(bundle)] == [1, 2, 3]
     other = join_trees([Pair(torch.zeros(3), {"x": torch.tensor(1)})])
-    assert other.layout() != joined.layout()
+    assert other.layout() != bundle.layout()
 
 
 def test_each_state_has_its_own_digest():
@@ -91,13 +91,13 @@ def test_many_trees_survive_the_journey(other):
     """Alike or not: one may be of another shape or type, have a leaf that is no tensor, or fewer leaves."""
     trees = [Pair(torch.full((2,), float(i)), {"x": torch.tensor(i)}) for i in range(3)]
     trees.append(Pair(torch.zeros(2), {}) if other is None else Pair(other, {"x": torch.tensor(4)}))
-    joined = join_trees(trees)
-    assert (joined.shape is not None) == (
+    bundle = join_trees(trees)
+    assert (bundle.shape is not None) == (
         isinstance(other, Tensor) and other.shape == (2,) and other.dtype == torch.float32
     )
-    found = part_trees(joined)
-    assert [type(each) for each in found] == [Pair] * 4
-    for before, after in zip(trees, found, strict=True):
+    copies = part_trees(bundle)
+    assert [type(each) for each in copies] == [Pair] * 4
+    for before, after in zip(trees, copies, strict=True):
         assert before.two.keys() == after.two.keys()
         for one, two in zip(tree.values(before), tree.values(after), strict=True):
             assert type(one) is type(two)
@@ -111,14 +111,14 @@ def test_trees_survive_the_journey(dtype):
     """Scalars, empty tensors, views and views against the grain, in memory of their own."""
     wide = torch.arange(12).reshape(3, 4).to(dtype)
     value = {"a": (wide[0, 1], wide[:, :0]), "b": [wide[1], wide.T, 3]}
-    found = unpack(pack(value))
-    before, after = tree.leaves(value), tree.leaves(found)
+    copy = unpack(pack(value))
+    before, after = tree.leaves(value), tree.leaves(copy)
     assert before.keys() == after.keys()
     for path in before:
         if isinstance(before[path], Tensor):
             assert after[path].dtype == dtype
             assert torch.equal(before[path], after[path])
             assert before[path].numel() == 0 or before[path].data_ptr() != after[path].data_ptr()
-    assert digest(pack(value)) == digest(pack(found))
+    assert digest(pack(value)) == digest(pack(copy))
     other = {"a": value["a"], "b": [wide[2], wide.T, 3]}
     assert dtype is torch.bool or digest(pack(other)) != digest(pack(value))

@@ -128,8 +128,8 @@ def fit(case: Case, engine: str, out: Path, **options: Any) -> mo.Run:
 
 
 def resume(case: Case, out: Path, **options: Any) -> mo.Run:
-    given = {"data": case.data} | ({} if case.model is mlp else {"model": case.model()})
-    return mo.resume(out, **with_settings(**given, **options))
+    arguments = {"data": case.data} | ({} if case.model is mlp else {"model": case.model()})
+    return mo.resume(out, **with_settings(**arguments, **options))
 
 
 @pytest.mark.parametrize(("case", "engine", "k"), PAIRS)
@@ -183,8 +183,8 @@ def test_an_interrupt_while_a_round_is_evaluated(at: int, tmp_path: Path, monkey
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Loop, "evaluate", interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts", checkpoint_every=1)
     same_runs(whole, resume(case, tmp_path / "parts"))
@@ -199,21 +199,21 @@ def test_a_second_interrupt_leaves_the_checkpoint_there_is(tmp_path: Path, monke
     def again(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patch:
 
         def interrupted(self: Loop, *args: Any) -> Any:
             calls.append(1)
             if len(calls) == 3:
-                patched.setattr(os, "rename", again)
+                patch.setattr(os, "rename", again)
                 raise KeyboardInterrupt
             return real(self, *args)
 
-        patched.setattr(Loop, "prepare_engine", interrupted)
+        patch.setattr(Loop, "prepare_engine", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts")
-    left = checkpoint.find_checkpoint(tmp_path / "parts")
-    assert left is not None
-    assert left.name == "round-00000002"
+    place = checkpoint.find_checkpoint(tmp_path / "parts")
+    assert place is not None
+    assert place.name == "round-00000002"
     same_runs(whole, resume(case, tmp_path / "parts"))
 
 
@@ -226,14 +226,14 @@ def test_an_interrupt_after_a_checkpoint_has_its_name(at: str, tmp_path: Path, m
     real = getattr(place, at)
 
     def interrupted(*args: Any, **options: Any) -> Any:
-        found = sorted((tmp_path / "parts" / "checkpoint").glob("round-*"))
-        if len(found) == 2 and not calls:
+        paths = sorted((tmp_path / "parts" / "checkpoint").glob("round-*"))
+        if len(paths) == 2 and not calls:
             calls.append(1)
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(place, at, interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, at, interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit(case, "sequential", tmp_path / "parts", checkpoint_every=1)
     assert calls
@@ -279,25 +279,25 @@ def test_clients_that_were_dropped_are_remembered_across_a_checkpoint(tmp_path: 
 def test_resume_keeps_the_engine_it_began_with(engine: str, tmp_path: Path) -> None:
     case = CASES["fedalt"]
     fit(case, engine, tmp_path / "run", rounds=K)
-    resumed = resume(case, tmp_path / "run", rounds=2 * K)
-    assert resumed.engine == engine
+    run = resume(case, tmp_path / "run", rounds=2 * K)
+    assert run.engine == engine
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]["engine"] == engine
 
 
 def test_resume_keeps_what_auto_chose(tmp_path: Path) -> None:
     case = CASES["fedalt"]
-    begun = fit(case, "auto", tmp_path / "run", rounds=K)
+    run = fit(case, "auto", tmp_path / "run", rounds=K)
     first = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
-    resumed = resume(case, tmp_path / "run", rounds=2 * K)
+    longer = resume(case, tmp_path / "run", rounds=2 * K)
     later = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
-    assert resumed.engine == begun.engine == first["engine"] == later["engine"]
+    assert longer.engine == run.engine == first["engine"] == later["engine"]
     assert first["engine_reason"] == later["engine_reason"]
 
 
 def test_another_engine_asked_for_at_resume_is_recorded_with_its_own_reason(tmp_path: Path) -> None:
     case = CASES["fedalt"]
-    begun = fit(case, "auto", tmp_path / "run", rounds=K)
-    other = "sequential" if begun.engine == "vectorised" else "vectorised"
+    run = fit(case, "auto", tmp_path / "run", rounds=K)
+    other = "sequential" if run.engine == "vectorised" else "vectorised"
     resume(case, tmp_path / "run", rounds=2 * K, engine=other)
     options = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
     assert options["engine"] == other

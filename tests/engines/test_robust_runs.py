@@ -74,16 +74,16 @@ def test_a_round_by_hand(attack, aggregator, expected):
     options = {} if attack is None else {"attack": attack, "attackers": ["client-4"]}
     run, u = one_round([2, 4, 6, 12, 8], aggregator=aggregator, **options)
     assert u == pytest.approx(expected, abs=1e-14)
-    left_out = ["1:client-4"] if attack and attack.spec["name"] == "not_finite" else []
-    assert run.history[-1]["dropped"] == left_out
+    names = ["1:client-4"] if attack and attack.spec["name"] == "not_finite" else []
+    assert run.history[-1]["dropped"] == names
 
 
 def test_a_share_of_attackers_is_drawn_by_the_seed():
     flip = {"attack": mo.attack.sign_flip(), "attackers": 0.4}
-    found = {seed: one_round([1] * 10, seed=seed, **flip)[0].config["run"]["attackers"] for seed in range(5)}
-    assert all(len(names) == 4 for names in found.values())
-    assert len({tuple(names) for names in found.values()}) > 1
-    again = one_round([1] * 10, seed=3, attack=mo.attack.sign_flip(), attackers=found[3])[0]
+    attackers = {seed: one_round([1] * 10, seed=seed, **flip)[0].config["run"]["attackers"] for seed in range(5)}
+    assert all(len(names) == 4 for names in attackers.values())
+    assert len({tuple(names) for names in attackers.values()}) > 1
+    again = one_round([1] * 10, seed=3, attack=mo.attack.sign_flip(), attackers=attackers[3])[0]
     same_runs(again, one_round([1] * 10, seed=3, **flip)[0])
 
 
@@ -101,28 +101,28 @@ def states(run):
 
 def test_an_attack_does_not_touch_personal_states():
     """In the first round all start from the same: what is personal is then as without an attack, bit for bit."""
-    plain, attacked = two_parts(), two_parts(attack=mo.attack.gaussian(std=5.0), attackers=["c1", "c4"])
-    assert states(plain) == states(attacked)
-    assert exact(plain.shared_parameters()) != exact(attacked.shared_parameters())
-    lost = two_parts(attack=mo.attack.not_finite(), attackers=[1, 4])
-    kept, gone = [0, 2, 3, 5], [1, 4]
-    assert [states(lost)[c] for c in kept] == [states(plain)[c] for c in kept]
-    assert all(states(lost)[c] != states(plain)[c] for c in gone)  # left out of the round, with all they did
+    plain, other = two_parts(), two_parts(attack=mo.attack.gaussian(std=5.0), attackers=["c1", "c4"])
+    assert states(plain) == states(other)
+    assert exact(plain.shared_parameters()) != exact(other.shared_parameters())
+    nan_run = two_parts(attack=mo.attack.not_finite(), attackers=[1, 4])
+    honest, attackers = [0, 2, 3, 5], [1, 4]
+    assert [states(nan_run)[c] for c in honest] == [states(plain)[c] for c in honest]
+    assert all(states(nan_run)[c] != states(plain)[c] for c in attackers)  # left out of the round, with all they did
 
 
 def test_what_is_not_finite_never_reaches_an_aggregator():
     """Not what attackers send, nor what honest clients whose training overflows do."""
-    seen = []
+    batches = []
 
     def join(vectors, generator):
-        seen.append(vectors.clone())
+        batches.append(vectors.clone())
         return vectors.mean(0)
 
     own = mo.aggregator.Aggregator(join)
     _, u = one_round([2, 4, 1e308, 8], aggregator=own, attack=mo.attack.not_finite(), attackers=[3])
     # f is infinite for client 2, whose loss overflows
-    assert [tuple(v.shape) for v in seen] == [(2, 2)]
-    assert bool(torch.isfinite(seen[0]).all())
+    assert [tuple(v.shape) for v in batches] == [(2, 2)]
+    assert bool(torch.isfinite(batches[0]).all())
     assert u == 1.5
 
 
@@ -150,18 +150,18 @@ def test_a_round_with_too_few_uploads_is_left_out():
     assert u == 0
     assert run.history[-1]["dropped"] == ["1:client-0", "1:client-1"]
     assert run.history[-1]["train_loss"] is None
-    records, expected, heard = [], [], set()
+    records, expected, senders = [], [], set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        some = two_parts(rounds=8, cohort=4, callbacks=[lambda run, record: records.append(record)], **attack)
+        other = two_parts(rounds=8, cohort=4, callbacks=[lambda run, record: records.append(record)], **attack)
     for t in range(8):
         cohort = [int(c) for c in uniform_cohort(6, 4, seed=1, round=t)]
         evil = [c for c in cohort if c in (0, 1)]
         expected.append((tuple(f"c{c}" for c in evil), len(evil) == 2))
-        heard |= set() if len(evil) == 2 else set(cohort) - set(evil)
+        senders |= set() if len(evil) == 2 else set(cohort) - set(evil)
     assert [(record.dropped, record.left_out) for record in records] == expected
     assert {left_out for _, left_out in expected} == {True, False}
-    assert set(some._loop.progress.store.owners()) == heard
+    assert set(other._loop.progress.store.owners()) == senders
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -175,11 +175,11 @@ def test_flipped_labels_are_those_of_data_that_had_them(engine):
     how = {"split": mo.split.by_name(model, personal=["head"]), "rounds": 2, "cohort": 4, "engine": engine}
     if engine.startswith("processes"):
         how["workers"] = 2
-    flipped = mo.fit(model, replace(FED, columns={**FED.columns, "y": y}), algorithm, **with_settings(**how))
-    attacked = mo.fit(
+    one = mo.fit(model, replace(FED, columns={**FED.columns, "y": y}), algorithm, **with_settings(**how))
+    other = mo.fit(
         model, FED, algorithm, **with_settings(**how, attack=mo.attack.label_flip(classes=3), attackers=["c0", "c3"])
     )
-    same_runs(flipped, attacked)
+    same_runs(one, other)
 
 
 CASES = {
@@ -202,10 +202,10 @@ def test_resumed_bit_for_bit(tmp_path, case, attackers):
     whole = two_parts(out=tmp_path / "whole", checkpoint_every=1, **how)
     with pytest.raises(StopHereError):
         two_parts(out=tmp_path / "parts", checkpoint_every=1, callbacks=[stop_after(2)], **how)
-    begun = read_config(tmp_path / "parts")
-    assert begun["attack"] == attack.spec
-    assert begun["aggregator"] == aggregator.spec
-    assert len(begun["run"]["attackers"]) == 2
+    config = read_config(tmp_path / "parts")
+    assert config["attack"] == attack.spec
+    assert config["aggregator"] == aggregator.spec
+    assert len(config["run"]["attackers"]) == 2
     # The model and data are of the test's own; what joins and attacks is in the file.
     model = mlp()
     parts = {"data": FED, "split": mo.split.by_name(model, personal=["head"])}
@@ -263,8 +263,8 @@ def test_refused_before_anything_is_written(tmp_path, case):
 def test_refused_where_nothing_is_sent():
     model = mlp()
     wrong = {"aggregator": MEDIAN, "attack": FLIP}
-    for name, thing in wrong.items():
-        options = {name: thing} | ({"attackers": [0]} if name == "attack" else {})
+    for name, value in wrong.items():
+        options = {name: value} | ({"attackers": [0]} if name == "attack" else {})
         refused(
             lambda options=options: mo.fit(
                 model, FED, mo.local_only(personal=0.1), **with_settings(rounds=1, **options)
@@ -326,8 +326,8 @@ def command(capsys, *words):
 def test_a_file_says_it(capsys, tmp_path: Path, monkeypatch, attackers):
     monkeypatch.chdir(tmp_path)
     Path("small.toml").write_text(SMALL.replace("ATTACKERS", attackers))
-    code, shown = command(capsys, "run", "small.toml", "--quiet")
-    assert (code, shown.err) == (0, "")
+    code, output = command(capsys, "run", "small.toml", "--quiet")
+    assert (code, output.err) == (0, "")
     folder = tmp_path / "runs/small"
     config = tomllib.loads((folder / "config.toml").read_text())
     inner = {"name": "nearest_neighbour_mixing", "byzantine": 1, "then": {"name": "median"}}
@@ -341,9 +341,9 @@ def test_a_file_says_it(capsys, tmp_path: Path, monkeypatch, attackers):
     more = ["run", "small.toml", "--resume", "--out", "longer", "--rounds", "3"]
     assert command(capsys, *more)[0] == 0
     assert tomllib.loads(Path("longer/config.toml").read_text())["run"]["attackers"] == [name]
-    code, shown = command(capsys, *more, "--set", "run.attackers=[0, 1]")
+    code, output = command(capsys, *more, "--set", "run.attackers=[0, 1]")
     assert code == 2
-    assert "`attackers` must be those that the run began with, got [0, 1]" in shown.err
+    assert "`attackers` must be those that the run began with, got [0, 1]" in output.err
 
 
 @pytest.mark.parametrize(
@@ -364,10 +364,10 @@ def test_a_file_says_it(capsys, tmp_path: Path, monkeypatch, attackers):
 def test_a_wrong_file_is_one_line(capsys, tmp_path, monkeypatch, change, text):
     monkeypatch.chdir(tmp_path)
     Path("small.toml").write_text(SMALL.replace("ATTACKERS", "0.2"))
-    code, shown = command(capsys, "run", "small.toml", "--set", change)
+    code, output = command(capsys, "run", "small.toml", "--set", change)
     assert code == 2
-    assert text in shown.err
-    assert shown.err.count("\n") == 1
+    assert text in output.err
+    assert output.err.count("\n") == 1
     assert not Path("runs/small/config.toml").exists()
 
 
@@ -377,6 +377,6 @@ def test_stages_know_no_aggregator(capsys, tmp_path, monkeypatch):
     stage = rest + 'algorithm = {name = "fedavg", shared = 0.1}\n'
     for section, key in (('aggregator = "median"', "aggregator"), ("run = {attackers = 0.2}", "run.attackers")):
         Path("staged.toml").write_text(f"{section}\n{head}\n{stage}")
-        code, shown = command(capsys, "run", "staged.toml")
+        code, output = command(capsys, "run", "staged.toml")
         assert code == 2
-        assert f"`{key}` must be left out where there are stages" in shown.err
+        assert f"`{key}` must be left out where there are stages" in output.err

@@ -10,8 +10,8 @@ from torch import nn
 import moiety as mo
 from moiety.errors import MoietyError
 
-SIZES, TESTED = (6, 30, 3), (4, 2, 9)
-FED = federated(image_clients(SIZES), image_clients(TESTED, seed=5))
+SIZES, TEST_SIZES = (6, 30, 3), (4, 2, 9)
+FED = federated(image_clients(SIZES), image_clients(TEST_SIZES, seed=5))
 
 
 def fit_run(engine="sequential", data=FED, algorithm=None, **options):
@@ -29,8 +29,8 @@ def test_training_rows_are_scored_by_the_exported_models(engine):
     assert [row["client"] for row in rows] == [row["client"] for row in run.clients]
     assert [row["n_test"] for row in rows] == list(SIZES)
     for i, row in enumerate(rows):
-        held = FED.client(i, "train")
-        x, y = torch.tensor(held["x"]), torch.tensor(held["y"])
+        columns = FED.client(i, "train")
+        x, y = torch.tensor(columns["x"]), torch.tensor(columns["y"])
         for prefix, module in (("", run.export(i)), ("shared_", run.export())):
             with torch.no_grad():
                 output = module(x)

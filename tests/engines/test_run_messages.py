@@ -30,9 +30,9 @@ def test_a_round_in_which_nothing_moves_is_said_once() -> None:
     algorithm = mo.fedavg(shared=mo.sgd(1e30, epochs=3))
     with pytest.warns(
         UserWarning, match=r"^`updates` must be finite .*, got none in round \d \(c0 not finite: "
-    ) as seen:
+    ) as records:
         run = mo.fit(mlp(), FED, algorithm, rounds=4, engine="sequential", settings=settings)
-    assert len(seen) == 1
+    assert len(records) == 1
     assert all(torch.isfinite(p).all() for p in run.shared_parameters().values())
     assert any(row["dropped"] for row in run.history)
 
@@ -48,11 +48,11 @@ class Own(nn.Module):
 
 def test_all_that_is_missing_is_named_at_once(tmp_path: Path) -> None:
     """Also an algorithm of a name that moiety does not have."""
-    made = mo.fedavg(shared=0.1)
-    own = replace(made, spec={"name": "mine", "lr": 0.1})
+    base = mo.fedavg(shared=0.1)
+    own = replace(base, spec={"name": "mine", "lr": 0.1})
     mo.fit(Own(), FED, own, rounds=1, engine="sequential", out=tmp_path / "run")
-    wanted = r"`model`, `data`, `algorithm` must be given again, got nothing\. The run began with its own Own and its"
-    with pytest.raises(mo.MoietyError, match=wanted):
+    message = r"`model`, `data`, `algorithm` must be given again, got nothing\. The run began with its own Own and its"
+    with pytest.raises(mo.MoietyError, match=message):
         mo.resume(tmp_path / "run")
     with pytest.raises(mo.MoietyError, match=r"`algorithm` must be given again.* began with its own mine"):
         mo.resume(tmp_path / "run", model=Own(), data=FED)
@@ -104,7 +104,7 @@ def test_a_newcomer_to_a_task_of_plain_functions() -> None:
     split = mo.Split(shared=("w",), personal=("b",), frozen=(), buffers=frozenset(), sizes={"w": width, "b": 1})
     run = mo.fit(task, FED, mo.fedalt(shared=0.01, personal=0.1), split=split, rounds=2, engine="sequential")
     columns = FED.client(FED.ids[0])
-    seen = run.predictive({name: columns[name] for name in ("x", "y")}, columns)
-    assert seen.outputs.shape == (1, len(columns["y"]))
+    prediction = run.predictive({name: columns[name] for name in ("x", "y")}, columns)
+    assert prediction.outputs.shape == (1, len(columns["y"]))
     # Without a metric the loss is the metric, not the prediction.
     assert all(row["metric"] == row["loss"] for row in run.clients)

@@ -77,16 +77,16 @@ def test_the_shared_model_is_scored_alike(run):
     rows = make_data().at(2, "test")
     with torch.no_grad():
         output = run.export()(torch.from_numpy(rows["x"]))
-    wanted = sklearn.roc_auc_score(rows["y"], output.softmax(1)[:, 1])
-    assert run.clients[2]["shared_auroc"] == run.clients[2]["shared_metric"] == pytest.approx(wanted, abs=1e-6)
+    auroc = sklearn.roc_auc_score(rows["y"], output.softmax(1)[:, 1])
+    assert run.clients[2]["shared_auroc"] == run.clients[2]["shared_metric"] == pytest.approx(auroc, abs=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "processes:vectorised"])
 def test_engines_agree(run, engine):
     other = train(engine)
-    for ours, theirs in zip(run.clients, other.clients, strict=True):
+    for row, twin in zip(run.clients, other.clients, strict=True):
         for name in ("auroc", "f1", "shared_auroc"):
-            assert ours[name] == pytest.approx(theirs[name], abs=1e-12, nan_ok=True)
+            assert row[name] == pytest.approx(twin[name], abs=1e-12, nan_ok=True)
 
 
 def test_many_rows_are_predicted_batch_by_batch(monkeypatch, run):

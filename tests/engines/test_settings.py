@@ -113,7 +113,7 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
     whole = begin()
     with pytest.raises(StopHereError):
         begin(out=tmp_path / "run", callbacks=[stop_after(1)])
-    for given, words in (
+    for change, words in (
         (
             mo.Settings(evaluate_every=2),
             "`evaluate_every` must be 1, as the run began, got 2. Only workers, worker_timeout, on_divergence",
@@ -122,7 +122,7 @@ def test_on_resume_only_workers_may_change(tmp_path: Path) -> None:
         (mo.Settings(aggregator=mo.aggregator.median()), "`aggregator` must be as the run began with"),
         (mo.Settings(attackers=0.5), "`attackers` must be given with an attack, and only then, got 0.5"),
     ):
-        refused(lambda given=given: mo.resume(tmp_path / "run", data=FED, settings=given), words)  # type: ignore[misc]
+        refused(lambda change=change: mo.resume(tmp_path / "run", data=FED, settings=change), words)  # type: ignore[misc]
     refused(
         lambda: mo.resume(tmp_path / "run", data=FED, settings={"workers": 2}), "`settings` must be moiety.Settings"
     )

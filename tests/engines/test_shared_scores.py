@@ -15,7 +15,7 @@ from moiety.loop import evaluate
 
 FED = federation((4, 9, 12, 17, 25, 40, 7))
 ENGINES = ["sequential", "vectorised", "processes:sequential", "processes:vectorised"]
-HOW = mo.sgd(0.1, batch_size=5)
+WORK = mo.sgd(0.1, batch_size=5)
 
 
 class Buffered(nn.Module):
@@ -31,14 +31,14 @@ class Buffered(nn.Module):
 
 
 CASES: dict[str, Any] = {
-    "no state": (mlp, mo.fedavg(shared=HOW), mo.split.nothing),
-    "a head": (mlp, mo.fedalt(shared=HOW, personal=HOW), mo.split.output_layer),
-    "a first layer": (mlp, mo.fedalt(shared=HOW, personal=HOW), lambda m: mo.split.by_name(m, personal=["hidden1"])),
-    "a model of one's own": (mlp, mo.ditto(personal=mo.sgd(0.1, pull=0.1), shared=HOW), mo.split.nothing),
-    "masks": (mlp, mo.fedspa(shared=HOW), mo.split.nothing),
+    "no state": (mlp, mo.fedavg(shared=WORK), mo.split.nothing),
+    "a head": (mlp, mo.fedalt(shared=WORK, personal=WORK), mo.split.output_layer),
+    "a first layer": (mlp, mo.fedalt(shared=WORK, personal=WORK), lambda m: mo.split.by_name(m, personal=["hidden1"])),
+    "a model of one's own": (mlp, mo.ditto(personal=mo.sgd(0.1, pull=0.1), shared=WORK), mo.split.nothing),
+    "masks": (mlp, mo.fedspa(shared=WORK), mo.split.nothing),
     "a buffer": (
         lambda: seeded(Buffered),
-        mo.fedalt(shared=HOW, personal=HOW),
+        mo.fedalt(shared=WORK, personal=WORK),
         lambda m: mo.split.by_name(m, personal=["head", "scale"]),
     ),
 }
@@ -78,14 +78,14 @@ def test_a_common_body_is_computed_once(case, bodies, monkeypatch):
     model = make()
     run = mo.fit(model, FED, algorithm, split=split(model), rounds=1, engine="sequential")
     run.evaluate("test")  # the first time, the cut is tried on a few rows
-    counted = 0
+    total = 0
     linear = nn.functional.linear
 
     def count(x, weight, bias=None):
-        nonlocal counted
-        counted += len(x) if tuple(weight.shape) == (5, 4) else 0
+        nonlocal total
+        total += len(x) if tuple(weight.shape) == (5, 4) else 0
         return linear(x, weight, bias)
 
     monkeypatch.setattr(nn.functional, "linear", count)
     run.evaluate("test")
-    assert counted == bodies * FED.sizes("test").sum()
+    assert total == bodies * FED.sizes("test").sum()

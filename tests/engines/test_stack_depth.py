@@ -21,14 +21,14 @@ DEEPEST = 10
 
 def frames(path: str) -> list[str]:
     """The frames of moiety from ``fit`` on, as file and function, closures and comprehensions too, the caller last."""
-    found, frame = [], sys._getframe(1)
+    names, frame = [], sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(path):
-            found.append(f"{Path(name).relative_to(path).as_posix()}:{frame.f_code.co_name}")
+            names.append(f"{Path(name).relative_to(path).as_posix()}:{frame.f_code.co_name}")
         frame = frame.f_back
-    found.reverse()
-    return found[found.index("run/fit.py:fit") :]
+    names.reverse()
+    return names[names.index("run/fit.py:fit") :]
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     stacks: list[list[str]] = []
     grad = torch.autograd.grad
 
-    def watched(*args: Any, **options: Any) -> Any:
+    def watch(*args: Any, **options: Any) -> Any:
         stacks.append(frames(HOME))
         return grad(*args, **options)
 
     model = nn.Sequential(OrderedDict(net=mlp(), same=nn.Identity()))  # a chain of linear layers needs no autograd
     algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=8), personal=mo.sgd(0.1, batch_size=8))
-    monkeypatch.setattr(torch.autograd, "grad", watched)
+    monkeypatch.setattr(torch.autograd, "grad", watch)
     mo.fit(model, federation(), algorithm, split=mo.split.output_layer(model), rounds=2, cohort=3, engine="sequential")
     return [stack for stack in stacks if "loop/evaluate.py:train" in stack]
 

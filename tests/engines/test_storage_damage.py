@@ -22,7 +22,7 @@ from moiety.cli.results import read_result
 from moiety.run.folder import read_id
 from moiety.seals import write_sealed
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 COUNT = 1000 if NIGHTLY else 30
 
 
@@ -75,7 +75,7 @@ def damage(folder: Path, draw: Random) -> str:
 
 def test_damage_is_found_by_verify_and_never_used(folders: Folders, tmp_path: Path) -> None:
     ended, stopped = folders.ended, folders.stopped
-    wanted = kind_contents(ended)
+    expected = kind_contents(ended)
     draw = Random(1)
     assert mo.verify(ended) == mo.verify(stopped) == []
     for turn in range(COUNT):
@@ -86,18 +86,18 @@ def test_damage_is_found_by_verify_and_never_used(folders: Folders, tmp_path: Pa
         assert tree_hash(out) == before, what
         if not problems:  # the checkpoint holds that entry of the index too, and resuming writes it again
             assert "index.bin bit" in what, what
-            (check_resumed if turn % 2 else check_results)(out, folders, wanted, what)
+            (check_resumed if turn % 2 else check_results)(out, folders, expected, what)
             continue
         assert all("\n" not in problem for problem in problems), what
         name = Path(what.split()[0]).name
-        named = {"index.bin": "clients", "state.json": "state.json"}.get(name, name)
-        assert any(named in problem for problem in problems), (what, problems)
-        (check_resumed if turn % 2 else check_results)(out, folders, wanted, what)
+        word = {"index.bin": "clients", "state.json": "state.json"}.get(name, name)
+        assert any(word in problem for problem in problems), (what, problems)
+        (check_resumed if turn % 2 else check_results)(out, folders, expected, what)
 
 
 def check_resumed(out: Path, folders: Folders, wanted: Any, what: str) -> None:
     """A resumed run is refused in one line, or ends with the same models, without rows that a warning names."""
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         try:
             run_kind(folders.kind, out)
@@ -106,7 +106,7 @@ def check_resumed(out: Path, folders: Folders, wanted: Any, what: str) -> None:
     (one,), (other,) = wanted, kind_contents(out)
     differs = [part for part in one if one[part] != other[part]]
     assert differs == (["history"] if "history.jsonl" in what else []), what
-    assert bool(differs) == any("has lost the rows of" in str(each.message) for each in caught), what
+    assert bool(differs) == any("has lost the rows of" in str(each.message) for each in records), what
     assert any(name in what for name in ("history.jsonl", "command.json", "index.bin")), what
 
 
@@ -119,16 +119,16 @@ def check_results(out: Path, folders: Folders, wanted: Any, what: str) -> None:
     with warnings.catch_warnings(), contextlib.suppress(mo.MoietyError):
         warnings.simplefilter("ignore")
         assert models_of(out) == models_of(folders.ended), what
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         try:
-            got = read_result(out, "run")
+            result = read_result(out, "run")
         except mo.MoietyError:
             return
-    assert (got.config, got.clients, got.ledger) == (whole.config, whole.clients, whole.ledger), what
-    lost = [row for row in whole.history if row not in got.history]
-    assert len(got.history) == len(whole.history) - len(lost), what
-    assert bool(lost) == any("has lost the rows of" in str(each.message) for each in caught), what
+    assert (result.config, result.clients, result.ledger) == (whole.config, whole.clients, whole.ledger), what
+    rows = [row for row in whole.history if row not in result.history]
+    assert len(result.history) == len(whole.history) - len(rows), what
+    assert bool(rows) == any("has lost the rows of" in str(each.message) for each in records), what
 
 
 def models_of(folder: Path) -> list[Any]:
@@ -140,16 +140,16 @@ def models_of(folder: Path) -> list[Any]:
 def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = Path(shutil.copytree(folders.ended, tmp_path / "run"))
     assert main(["verify", str(out)]) == 0
-    printed = capsys.readouterr()
-    assert printed.out == f"{out}: every file is as it was written (1 run)\n"
-    assert printed.err == ""
+    output = capsys.readouterr()
+    assert output.out == f"{out}: every file is as it was written (1 run)\n"
+    assert output.err == ""
     for name in ("clients.parquet", "initial.safetensors"):
         with open(out / name, "ab") as file:
             file.write(b"x")
     assert main(["verify", str(out)]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert [line.partition("`")[2].partition("`")[0] for line in printed.err.splitlines()] == [
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert [line.partition("`")[2].partition("`")[0] for line in output.err.splitlines()] == [
         "initial.safetensors",
         "clients.parquet",
     ]
@@ -159,8 +159,8 @@ def test_the_command(folders: Folders, tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_verify_of_what_is_lost_and_of_another_run(folders: Folders, tmp_path: Path) -> None:
     _, ended, stopped = folders
-    lost = ("clients", "identity.json", "config.toml", "checkpoint", "initial.safetensors", "clients.parquet")
-    for name in (*lost, "progress.json", "ledger.json"):
+    names = ("clients", "identity.json", "config.toml", "checkpoint", "initial.safetensors", "clients.parquet")
+    for name in (*names, "progress.json", "ledger.json"):
         out = Path(shutil.copytree(ended, fresh(tmp_path / "run")))
         (shutil.rmtree if (out / name).is_dir() else os.unlink)(out / name)
         assert mo.verify(out), f"without {name}"
@@ -195,14 +195,14 @@ def test_a_pipeline_is_verified_stage_by_stage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_folder_of_an_older_format(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It was written by the code of that time: one line with both numbers, and nothing is touched."""
-    out = Path(shutil.copytree(HERE / f"format_{number}/run", tmp_path / "run"))
+    out = Path(shutil.copytree(FOLDER / f"format_{number}/run", tmp_path / "run"))
     before = tree_hash(out)
-    wanted = f"`folder` must be of format 3, got format {number} in .*identity.json"
-    refused(lambda: mo.resume(out, data=FED), wanted)
-    refused(lambda: run_kind("fit", tmp_path / "new", start=out), wanted)
+    message = f"`folder` must be of format 3, got format {number} in .*identity.json"
+    refused(lambda: mo.resume(out, data=FED), message)
+    refused(lambda: run_kind("fit", tmp_path / "new", start=out), message)
     for options in ({}, {"data": FED}, {"best": True}):
-        refused(lambda options=options: mo.load(out, **options), wanted)
-    refused(lambda: read_result(out, "run"), wanted)
+        refused(lambda options=options: mo.load(out, **options), message)
+    refused(lambda: read_result(out, "run"), message)
     (problem,) = mo.verify(out)
     assert f"of format 3, got format {number}" in problem
     for words in (["verify", str(out)], ["compare", str(out), str(out)]):

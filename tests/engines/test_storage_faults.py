@@ -75,8 +75,8 @@ def test_every_call_may_fail(case: Case, for_good: bool, tmp_path: Path, monkeyp
     assert {"open", "write", "fsync", "pwrite", "replace", "rename", "mkdir"} <= set(case.calls)
     first = {name: case.calls.index(name) for name in reversed(case.calls)}
     sample = {*first.values(), *range(20 * for_good, len(case.calls), 40)}
-    chosen = range(len(case.calls)) if NIGHTLY else sorted(sample)
-    for n in chosen:
+    points = range(len(case.calls)) if NIGHTLY else sorted(sample)
+    for n in points:
         disk = Disk(n, ERRORS[n % 3], for_good=for_good)
         text = try_disk(case, disk, tmp_path / "run", monkeypatch)
         if case.calls[n] in ("unlink", "rmdir") and not for_good:  # what should have been removed stays

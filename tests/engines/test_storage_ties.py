@@ -55,8 +55,8 @@ def exchange(folder: Path) -> None:
 def test_a_lost_or_older_checkpoint_is_refused(stopped: Path, change: Any, got: str) -> None:
     change(stopped)
     before = tree_hash(stopped)
-    said = rf"^`checkpoint` must be of round 2, which progress\.json names, got {got} .*to start again\.$"
-    refused(lambda: mo.resume(stopped, data=FED), said)
+    message = rf"^`checkpoint` must be of round 2, which progress\.json names, got {got} .*to start again\.$"
+    refused(lambda: mo.resume(stopped, data=FED), message)
     assert any("`checkpoint` must be of round 2" in line for line in mo.verify(stopped))
     assert tree_hash(stopped) == before
 
@@ -87,17 +87,17 @@ def test_a_file_that_the_run_once_had_is_missed(tmp_path: Path, name: str) -> No
     """``verify`` names it; a resume says so and writes it again; a run without its results is not opened."""
     out = tmp_path / "run"
     fit_shared(out)
-    wanted = kind_contents(out)
+    expected = kind_contents(out)
     (out / name).unlink()
-    said = f"`{name}` must be there, for .*, got none in .*Resume the run: it is written again"
+    message = f"`{name}` must be there, for .*, got none in .*Resume the run: it is written again"
     (problem,) = mo.verify(out)
-    assert re.match(said, problem)
+    assert re.match(message, problem)
     if name == "ledger.json":
-        refused(lambda: mo.load(out, data=FED), said)
-    with pytest.warns(UserWarning, match=said):
+        refused(lambda: mo.load(out, data=FED), message)
+    with pytest.warns(UserWarning, match=message):
         mo.resume(out, data=FED)
     assert mo.verify(out) == []
-    assert kind_contents(out) == wanted
+    assert kind_contents(out) == expected
 
 
 def test_a_run_that_goes_on_after_its_end_misses_nothing(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_no_round_is_trained_before_all_states_are_compared(tmp_path: Path) -> N
         states = np.memmap(out / "clients/states.bin", dtype=np.uint8, mode="r+")
         states.reshape(len(slots), 2, -1)[client, slots[client] - 1, -1] ^= 1
         states.flush()
-        seen: list[int] = []
-        said = f"states.bin.*another state of client {client}"
-        refused(lambda: mo.resume(out, data=FED, callbacks=[lambda r, n: seen.append(r.round)]), said)  # noqa: B023
-        assert seen == []
+        rounds: list[int] = []
+        message = f"states.bin.*another state of client {client}"
+        refused(lambda: mo.resume(out, data=FED, callbacks=[lambda r, n: rounds.append(r.round)]), message)  # noqa: B023
+        assert rounds == []
 
 
 # Stages of a pipeline.
@@ -155,8 +155,8 @@ def test_a_stage_of_another_pipeline_is_refused_by_name(tmp_path: Path) -> None:
     shutil.rmtree(stage)
     shutil.copytree(tmp_path / "other/1-fedavg", stage)
     before = tree_hash(tmp_path / "one")
-    said = r"`1-fedavg` must be a stage of the pipeline in .*one, got run \w{16} of another one"
-    refused(lambda: mo.resume(tmp_path / "one", data=FED), said)
+    message = r"`1-fedavg` must be a stage of the pipeline in .*one, got run \w{16} of another one"
+    refused(lambda: mo.resume(tmp_path / "one", data=FED), message)
     (problem,) = mo.verify(tmp_path / "one")
     assert problem.startswith("`1-fedavg` must be a stage of the pipeline in")
     assert tree_hash(tmp_path / "one") == before

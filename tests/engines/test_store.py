@@ -57,9 +57,9 @@ def same(one: Any, other: Any) -> bool:
 def settle(store: Store, round: int) -> tuple[Any, str]:
     """What a checkpoint does with a store; what the checkpoint holds."""
     changes = store.changes(round)
-    wanted = store.digest(changes)
+    digest = store.digest(changes)
     store.settle(changes)
-    return changes, wanted
+    return changes, digest
 
 
 CLIENTS = 6
@@ -81,27 +81,27 @@ def test_a_plain_dict(actions):
     """``safe`` is what a checkpoint holds, ``now`` what the run sees."""
     safe: dict[int, int] = {}
     now: dict[int, int] = {}
-    count = settled = 0
+    count = last_round = 0
     last: Any = ()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "deep" / "clients"
         store = DiskStore(state, folder, CLIENTS)
         for action, value in actions:
             if action == "put":
-                made = []
+                states = []
                 for client in value:
                     count += 1
                     now[client] = count
-                    made.append(state(count))
-                store.put(value, made)
-                for given_state in made:  # a store keeps copies
-                    given_state.count.fill_(7.0)
+                    states.append(state(count))
+                store.put(value, states)
+                for each in states:  # a store keeps copies
+                    each.count.fill_(7.0)
             elif action == "get":
-                for client, found in zip(value, store.get(value), strict=True):
-                    assert same(found, state(now.get(client, 0)))
+                for client, actual in zip(value, store.get(value), strict=True):
+                    assert same(actual, state(now.get(client, 0)))
             elif action == "settle":
-                settled += 1
-                last = settle(store, settled)
+                last_round += 1
+                last = settle(store, last_round)
                 assert store.records.pending == {}
                 safe = dict(now)
             elif action == "reopen":
@@ -110,9 +110,9 @@ def test_a_plain_dict(actions):
             else:
                 (shutil.rmtree(folder) if value else None)
                 store = DiskStore(state, folder, CLIENTS)
-                store.start_again() if value or not settled else store.restart(settled, *last)
+                store.start_again() if value or not last_round else store.restart(last_round, *last)
                 if value:
-                    safe, settled = {}, 0
+                    safe, last_round = {}, 0
                 now = dict(safe)
             for client in range(CLIENTS):
                 assert same(*store.get([client]), state(now.get(client, 0)))
@@ -129,19 +129,19 @@ def big(value: float = 0.0) -> dict[str, Tensor]:
 
 def test_a_million_clients_take_no_room(tmp_path):
     """Two gigabytes of records, of which six are written; a record may touch two pages, each page 8 blocks."""
-    touched = [0, 1, 499_999, 500_000, 999_998, 999_999]
+    clients = [0, 1, 499_999, 500_000, 999_998, 999_999]
     store = DiskStore(big, tmp_path / "c", 1_000_000)
     assert (tmp_path / "c" / "states.bin").stat().st_size == 2 * 10**9
     before = blocks_of(tmp_path / "c")
-    store.put(touched, [big(float(c + 1)) for c in touched])
-    held = settle(store, 1)
+    store.put(clients, [big(float(c + 1)) for c in clients])
+    checkpoint = settle(store, 1)
     again = DiskStore(big, tmp_path / "c", 1_000_000)
-    again.restart(1, *held)
-    assert torch.equal(torch.stack([s["w"][0] for s in again.get(touched)]), torch.tensor(touched).float() + 1)
+    again.restart(1, *checkpoint)
+    assert torch.equal(torch.stack([s["w"][0] for s in again.get(clients)]), torch.tensor(clients).float() + 1)
     assert same(*again.get([500_001]), big())
-    taken = blocks_of(tmp_path / "c")
+    after = blocks_of(tmp_path / "c")
     # 12 pages of records, 6 of marks, two small notes; page sizes up to 16 KiB are allowed for.
-    assert taken - before <= 20 * 32, (before, taken)
+    assert after - before <= 20 * 32, (before, after)
     assert before <= 4 * 32
 
 
@@ -152,8 +152,8 @@ def test_no_record_leaks_into_its_neighbours(tmp_path):
     store.put([4], [state(400)])
     settle(store, 2)
     for client in range(50):
-        wanted = state(400) if client == 4 else state(client) if client % 3 == 1 else state()
-        assert same(*store.get([client]), wanted), client
+        expected = state(400) if client == 4 else state(client) if client % 3 == 1 else state()
+        assert same(*store.get([client]), expected), client
     # Byte by byte: the records of those never asked are zeros.
     raw = (tmp_path / "c" / "states.bin").read_bytes()
     record = len(raw) // 50  # both slots
@@ -164,8 +164,8 @@ def test_what_is_read_may_be_changed_without_changing_the_store(tmp_path):
     store = DiskStore(state, tmp_path / "c", 3)
     store.put([1], [state(5)])
     settle(store, 1)
-    (found,) = store.get([1])
-    for leaf in tree.leaves(found).values():
+    (copy,) = store.get([1])
+    for leaf in tree.leaves(copy).values():
         leaf.zero_()
     assert same(*store.get([1]), state(5))
     assert same(*DiskStore(state, tmp_path / "c", 3).get([1]), state(5))
@@ -206,10 +206,10 @@ def test_a_kill_while_a_checkpoint_is_settled(tmp_path):
         settle(store, 1)
         store.put(range(3), [state(10 + c) for c in range(3)])
         changes = store.changes(2)
-        wanted = store.digest(changes)
+        digest = store.digest(changes)
         store.settle(changes[:count])
         again = DiskStore(state, folder, 3)
-        again.restart(2, changes, wanted)
+        again.restart(2, changes, digest)
         assert all(same(*again.get([c]), state(10 + c)) for c in range(3))
 
 
@@ -217,12 +217,12 @@ def test_between_checkpoints_the_older_states_stay_on_disk(tmp_path):
     """States are written at once, to the other slot: what the last checkpoint needs is not touched, however often."""
     store = DiskStore(state, tmp_path / "c", 3)
     store.put([0, 1], [state(1), state(2)])
-    held = settle(store, 1)
+    checkpoint = settle(store, 1)
     for turn in range(3):
         store.put([0, 2], [state(20 + turn), state(30 + turn)])
         assert same(*store.get([0]), state(20 + turn))
         again = DiskStore(state, tmp_path / "c", 3)
-        again.restart(1, *held)
+        again.restart(1, *checkpoint)
         assert [same(*again.get([c]), state(s)) for c, s in ((0, 1), (1, 2), (2, 0))] == [True] * 3
     assert len(store.states) == 0  # no copy in memory
 
@@ -244,13 +244,13 @@ def test_every_flipped_bit_of_the_index_is_noticed(tmp_path):
     store.put([1, 3], [state(5), state(6)])
     settle(store, 1)
     store.put([3], [state(7)])
-    held = settle(store, 2)
+    checkpoint = settle(store, 2)
     raw = (tmp_path / "c" / "index.bin").read_bytes()
     for bit in range(36 * 8):  # client 3's entry is the checkpoint's own, which is written again
-        damaged = bytearray(raw)
-        damaged[bit // 8] ^= 1 << bit % 8
-        (tmp_path / "c" / "index.bin").write_bytes(damaged)
-        refused(lambda: DiskStore(state, tmp_path / "c", 4).restart(2, *held), "another index")
+        content = bytearray(raw)
+        content[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "c" / "index.bin").write_bytes(content)
+        refused(lambda: DiskStore(state, tmp_path / "c", 4).restart(2, *checkpoint), "another index")
 
 
 def test_the_sum_of_an_index_by_hand():
@@ -263,8 +263,8 @@ def test_the_sum_of_an_index_by_hand():
         return x ^ (x >> 31)
 
     entries = [(0, 7, 1, 2**32 - 1), (5, 9, 2, 12345), (6, 0, 0, 0), (7, 1, 0, 3), (999_999, 2**31, 1, 0)]
-    wanted = sum(scramble(scramble(c * 2**32 + s) ^ (r << 32 | k)) for c, r, s, k in entries if c != 6) % 2**64
-    assert sum_entries(*zip(*entries, strict=True)) == wanted
+    total = sum(scramble(scramble(c * 2**32 + s) ^ (r << 32 | k)) for c, r, s, k in entries if c != 6) % 2**64
+    assert sum_entries(*zip(*entries, strict=True)) == total
 
 
 def test_a_short_write_goes_on(tmp_path, monkeypatch):
@@ -382,9 +382,9 @@ def test_a_leaf_without_elements(tmp_path):
     store = DiskStore(first, tmp_path / "c", 2)
     store.put([1], [{"none": torch.zeros(0, 3), "one": torch.ones(1)}])
     settle(store, 1)
-    (found,) = store.get([1])
-    assert found["none"].shape == (0, 3)
-    assert found["one"].item() == 1
+    (copy,) = store.get([1])
+    assert copy["none"].shape == (0, 3)
+    assert copy["one"].item() == 1
 
 
 def test_a_leaf_that_is_not_contiguous(tmp_path):
@@ -418,9 +418,9 @@ def test_memory():
 @pytest.mark.parametrize("place", ["memory", "disk"])
 def test_a_store_keeps_copies(place, tmp_path):
     store = Store(state) if place == "memory" else DiskStore(state, tmp_path / "c", 5)
-    given_state = state(3)
-    store.put([3], [given_state])
-    for leaf in tree.leaves(given_state).values():
+    value = state(3)
+    store.put([3], [value])
+    for leaf in tree.leaves(value).values():
         leaf.zero_()
     assert same(*store.get([3]), state(3))
     settle(store, 1)
@@ -436,8 +436,8 @@ def test_a_run_asks_the_clients_of_each_round(participation, draw, monkeypatch):
     monkeypatch.setattr(loop_of_rounds, "DRAWN_AHEAD", 7)
     x, y = np.eye(6, dtype=np.float32), np.arange(6) % 2
     fed = mo.data.from_arrays({"x": x, "y": y}, client=np.arange(6), test=0.0)
-    wanted = [tuple(draw(6, 3, seed=5, round=t).tolist()) for t in range(7)]
-    asked: list[tuple[int, ...]] = []
+    expected = [tuple(draw(6, 3, seed=5, round=t).tolist()) for t in range(7)]
+    actual: list[tuple[int, ...]] = []
     mo.fit(
         mo.models.linear(6, 2),
         fed,
@@ -447,20 +447,20 @@ def test_a_run_asks_the_clients_of_each_round(participation, draw, monkeypatch):
         seed=5,
         engine="sequential",
         settings=mo.Settings(participation=participation),
-        callbacks=[lambda run, record: asked.append(record.cohort)],
+        callbacks=[lambda run, record: actual.append(record.cohort)],
     )
-    assert asked == wanted
+    assert actual == expected
 
 
 def test_a_cohort_is_distinct_ascending_and_the_same_again():
     for clients, cohort in ((10, 3), (10, 9), (1, 1), (7, 7), (1_000_000, 1000), (20_000, 10), (20_000, 5000)):
         for round in (-1, 0, 5):
-            found = uniform_cohort(clients, cohort, seed=3, round=round)
-            assert len(found) == cohort
-            assert (np.diff(found) > 0).all()
-            assert found[0] >= 0
-            assert found[-1] < clients
-            assert np.array_equal(found, uniform_cohort(clients, cohort, seed=3, round=round))
+            members = uniform_cohort(clients, cohort, seed=3, round=round)
+            assert len(members) == cohort
+            assert (np.diff(members) > 0).all()
+            assert members[0] >= 0
+            assert members[-1] < clients
+            assert np.array_equal(members, uniform_cohort(clients, cohort, seed=3, round=round))
     assert not np.array_equal(uniform_cohort(10**6, 50, seed=3, round=0), uniform_cohort(10**6, 50, seed=3, round=1))
     assert not np.array_equal(uniform_cohort(10**6, 50, seed=3, round=0), uniform_cohort(10**6, 50, seed=4, round=0))
 
@@ -475,9 +475,9 @@ def test_every_client_is_asked_equally_often(clients, cohort):
     counts = np.zeros(clients)
     for t in range(rounds):
         counts[uniform_cohort(clients, cohort, seed=0, round=t)] += 1
-    wanted = rounds * cohort / clients
+    mean = rounds * cohort / clients
     factor = (1 - cohort / clients) * clients / (clients - 1)
-    statistic = ((counts - wanted) ** 2).sum() / wanted / factor
+    statistic = ((counts - mean) ** 2).sum() / mean / factor
     assert statistic < stats.chi2.ppf(1 - 1e-9, clients - 1)
     assert statistic > stats.chi2.ppf(1e-9, clients - 1)
 
@@ -494,7 +494,7 @@ def test_every_pair_is_asked_equally_often():
 
 def test_a_million_clients_are_asked_uniformly():
     """The cohort of 200 in 500 rounds, in 50 bins of 20,000 clients; false alarm 1e-9."""
-    found = np.concatenate([uniform_cohort(10**6, 200, seed=2, round=t) for t in range(500)])
-    counts = np.bincount(found // 20_000, minlength=50)
+    members = np.concatenate([uniform_cohort(10**6, 200, seed=2, round=t) for t in range(500)])
+    counts = np.bincount(members // 20_000, minlength=50)
     assert stats.chisquare(counts).pvalue > 1e-9
-    assert stats.kstest(found / 10**6, "uniform").pvalue > 1e-9
+    assert stats.kstest(members / 10**6, "uniform").pvalue > 1e-9

@@ -39,15 +39,15 @@ def fit(engine: str, algorithm: mo.Algorithm | None = None, **options: Any) -> m
 def test_the_aggregate_is_the_mean_of_what_was_sent(engine, monkeypatch):
     """NumPy averages the very uploads; three clients are served together, and two of them summed at once."""
     few_at_a_time(monkeypatch, 3, 2)
-    sent: list[list[Any]] = []
+    rounds: list[list[Any]] = []
     means: list[Any] = []
-    served: list[int] = []
+    sizes: list[int] = []
 
     def receive(exchange, received, clients, results, t):
-        if t == len(sent):
-            sent.append([])
-        served.append(len(clients))
-        sent[t] += [({n: x.double().numpy() for n, x in u.upload.items()}, float(u.weight)) for u, _, _ in results]
+        if t == len(rounds):
+            rounds.append([])
+        sizes.append(len(clients))
+        rounds[t] += [({n: x.double().numpy() for n, x in u.upload.items()}, float(u.weight)) for u, _, _ in results]
         return Exchange.receive(exchange, received, clients, results, t)
 
     plain = mo.fedavg(shared=mo.sgd(0.1, batch_size=5))
@@ -58,21 +58,21 @@ def test_the_aggregate_is_the_mean_of_what_was_sent(engine, monkeypatch):
 
     monkeypatch.setattr("moiety.loop.round.Exchange", type("Watched", (Exchange,), {"receive": receive}))
     fit(engine, replace(plain, server_update=server_update))
-    assert served == [2, 2, 2, 2] * 2  # three would not be a whole number of chunks
-    for uploads, aggregate in zip(sent, means, strict=True):
+    assert sizes == [2, 2, 2, 2] * 2  # three would not be a whole number of chunks
+    for uploads, aggregate in zip(rounds, means, strict=True):
         weights = [weight for _, weight in uploads]
         assert len(weights) == 8
         for name, x in aggregate.items():
-            wanted = np.average([upload[name] for upload, _ in uploads], axis=0, weights=weights)
-            np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-5, atol=1e-7)
+            expected = np.average([upload[name] for upload, _ in uploads], axis=0, weights=weights)
+            np.testing.assert_allclose(x.numpy(), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_workers_do_not_change_a_bit(monkeypatch):
     """Nor does the engine, where it computes one client at a time."""
     few_at_a_time(monkeypatch, 4, 2)
-    wanted = fit("sequential")
+    single = fit("sequential")
     for workers in (1, 2, 3):
-        same_runs(wanted, fit("processes:sequential", settings=mo.Settings(workers=workers)))
+        same_runs(single, fit("processes:sequential", settings=mo.Settings(workers=workers)))
 
 
 def test_blocks_may_come_in_any_order():
@@ -123,22 +123,22 @@ def test_sums_in_chunks_are_numpys(kind, chunk, weights, monkeypatch):
     """Whether uploads come one by one or stacked, with the same bits; a half does not overflow on the way."""
     draw = np.random.default_rng(0)
     x, counter = 50 * draw.normal(size=(7, 2, 3)), draw.integers(0, 100, size=7)
-    stacked = {"x": torch.from_numpy(x).to(kind), "counter": torch.from_numpy(counter)}
+    stack = {"x": torch.from_numpy(x).to(kind), "counter": torch.from_numpy(counter)}
     each = [
-        mo.types.ClientUpdate({n: p[i] for n, p in stacked.items()}, torch.tensor(w), {}) for i, w in enumerate(weights)
+        mo.types.ClientUpdate({n: p[i] for n, p in stack.items()}, torch.tensor(w), {}) for i, w in enumerate(weights)
     ]
-    monkeypatch.setattr(mean, "CHUNK_BYTES", chunk * (6 * stacked["x"].element_size() + 8))
-    for running, total in ((mean.RunningMean, sum(weights)), (mean.RunningSum, 1.0)):
-        one, other = running(), running()
+    monkeypatch.setattr(mean, "CHUNK_BYTES", chunk * (6 * stack["x"].element_size() + 8))
+    for make, total in ((mean.RunningMean, sum(weights)), (mean.RunningSum, 1.0)):
+        one, other = make(), make()
         one.add(each)
-        other.add_stacked(stacked, weights)
-        exact = stacked["x"].double().numpy()
-        wanted = np.tensordot(weights, exact, axes=1) / total
+        other.add_stacked(stack, weights)
+        exact = stack["x"].double().numpy()
+        expected = np.tensordot(weights, exact, axes=1) / total
         result = one.result()
         assert all(torch.equal(p, other.result()[n]) for n, p in result.items())
-        assert {n: p.dtype for n, p in result.items()} == {n: p.dtype for n, p in stacked.items()}
+        assert {n: p.dtype for n, p in result.items()} == {n: p.dtype for n, p in stack.items()}
         if total == 1.0 and kind is torch.float16:
             continue  # the sum itself is beyond a half
         size = np.abs(exact).max() * sum(weights) / total
-        np.testing.assert_allclose(result["x"].double().numpy(), wanted, atol=4 * torch.finfo(kind).eps * size)
+        np.testing.assert_allclose(result["x"].double().numpy(), expected, atol=4 * torch.finfo(kind).eps * size)
         assert int(result["counter"]) == round(float(np.dot(weights, counter) / total))

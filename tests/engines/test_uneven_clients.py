@@ -70,8 +70,8 @@ def test_one_example_beside_three_in_batches_of_two(engine: str, weighting: str,
     alone, 2 (-0.45 - 2)(-1) = 4.9, so w = -0.04.
     """
     algorithm = mo.fedavg(shared=mo.sgd(0.1, batch_size=2, shuffle=False), weighting=weighting)
-    found, run = train({"a": A, "b": B}, engine, algorithm)
-    assert found == pytest.approx(w, abs=1e-12)
+    weight, run = train({"a": A, "b": B}, engine, algorithm)
+    assert weight == pytest.approx(w, abs=1e-12)
     # B's loss: the mean over its steps, each before the step: (0.25 + 0) / 2 and 2.45^2.
     parts = {"examples": (1, 3), "batches": (1, 2), "uniform": (1, 1)}[weighting]
     assert run.history[-1]["train_loss"] == pytest.approx(np.average([4.0, (0.125 + 6.0025) / 2], weights=parts))
@@ -115,7 +115,7 @@ def test_engines_agree_on_very_uneven_sizes(batch_size: int) -> None:
 def test_a_cohort_of_all_is_the_default() -> None:
     data = federation()
     one = mo.fit(mlp(), data, mo.fedavg(shared=0.1), rounds=1, engine="sequential")
-    seen: list[tuple[int, ...]] = []
+    cohorts: list[tuple[int, ...]] = []
     other = mo.fit(
         mlp(),
         data,
@@ -123,9 +123,9 @@ def test_a_cohort_of_all_is_the_default() -> None:
         rounds=1,
         cohort=len(data),
         engine="sequential",
-        callbacks=[lambda run, record: seen.append(record.cohort)],
+        callbacks=[lambda run, record: cohorts.append(record.cohort)],
     )
-    assert seen == [tuple(range(len(data)))]
+    assert cohorts == [tuple(range(len(data)))]
     for name, p in one.shared_parameters().items():
         assert torch.equal(p, other.shared_parameters()[name])
     assert one.ledger["client_updates"] == len(data)

@@ -16,8 +16,8 @@ def rows(t, *, steps=1, batch=1, shuffle=True, seed=0, client=3, n=7):
 def test_every_pass_visits_every_row_once(batch):
     per_pass = -(-7 // min(batch, 7))
     for epoch in range(3):
-        seen = np.concatenate([rows(t, batch=batch).order for t in range(epoch * per_pass, (epoch + 1) * per_pass)])
-        assert sorted(seen) == list(range(100, 107))
+        order = np.concatenate([rows(t, batch=batch).order for t in range(epoch * per_pass, (epoch + 1) * per_pass)])
+        assert sorted(order) == list(range(100, 107))
 
 
 def test_passes_have_orders_of_their_own_and_so_have_clients_and_seeds():

@@ -29,8 +29,8 @@ def test_expected_calibration_error_by_hand():
 
 def test_brier_by_hand():
     """Two classes: twice the squared distance of the label's probability from 1."""
-    wanted = 2 * np.mean([0.1**2, 0.7**2, 0.35**2, 0.2**2, 0.6**2])
-    assert cal.brier(P, Y) == pytest.approx(wanted)
+    expected = 2 * np.mean([0.1**2, 0.7**2, 0.35**2, 0.2**2, 0.6**2])
+    assert cal.brier(P, Y) == pytest.approx(expected)
 
 
 def test_log_likelihood_is_scikit_learns():
@@ -54,8 +54,8 @@ def test_labels_drawn_from_the_probabilities_are_calibrated():
 def test_clients_and_all_of_them():
     """One client too sure by as much as the other is not sure enough: 0 for the heap, 0.2 for each."""
     p = np.array([[0.8, 0.2]] * 5)
-    found = {"a": (p, np.array([0, 0, 0, 1, 1])), "b": (p, np.array([0] * 5))}
-    rows, heap = cal.calibration_rows(found, bins=5)
+    predictions = {"a": (p, np.array([0, 0, 0, 1, 1])), "b": (p, np.array([0] * 5))}
+    rows, heap = cal.calibration_rows(predictions, bins=5)
     assert [row["client"] for row in rows] == ["a", "b"]
     assert [row["ece"] for row in rows] == pytest.approx([0.2, 0.2])
     assert heap["ece"] == pytest.approx(0.0)
@@ -100,10 +100,10 @@ def test_one_output_is_not_compared_with_the_values_of_other_examples():
     ],
 )
 def test_bad_intervals_are_one_line(low, high, y, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         cal.coverage(low, high, y)
-    assert str(caught.value).startswith(text)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(text)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("bins", [3, 7, 10, 15, 100])
@@ -125,8 +125,8 @@ def test_sets_by_hand():
     """
     assert 0.6 + 0.3 < 0.9
     p = np.array([[0.3, 0.6, 0.1], [0.35, 0.15, 0.5], [0.95, 0.02, 0.03]])
-    found = cal.set_coverage(p, np.array([0, 1, 2]))
-    assert found == {"covered": 2 / 3, "mass": pytest.approx((0.9 + 1 + 0.95) / 3), "size": 2.0}
+    coverage = cal.set_coverage(p, np.array([0, 1, 2]))
+    assert coverage == {"covered": 2 / 3, "mass": pytest.approx((0.9 + 1 + 0.95) / 3), "size": 2.0}
 
 
 def test_labels_drawn_from_the_probabilities_are_in_sets_as_often_as_their_mass_says():
@@ -134,9 +134,9 @@ def test_labels_drawn_from_the_probabilities_are_in_sets_as_often_as_their_mass_
     rng, n = np.random.default_rng(3), 20_000
     p = rng.dirichlet(np.full(6, 0.5), size=n)
     y = (p.cumsum(1) < rng.uniform(size=(n, 1))).sum(1)
-    found = cal.set_coverage(p, y, level=0.9)
-    assert abs(found["covered"] - found["mass"]) < 4 * np.sqrt(0.05 / n)
-    assert found["covered"] > 0.93
+    coverage = cal.set_coverage(p, y, level=0.9)
+    assert abs(coverage["covered"] - coverage["mass"]) < 4 * np.sqrt(0.05 / n)
+    assert coverage["covered"] > 0.93
 
 
 @pytest.mark.parametrize(
@@ -158,9 +158,9 @@ def test_labels_drawn_from_the_probabilities_are_in_sets_as_often_as_their_mass_
     ],
 )
 def test_bad_input_is_one_line(p, y, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         cal.scores(p, y)
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -173,14 +173,14 @@ def test_bad_input_is_one_line(p, y, text):
     ],
 )
 def test_bad_scores_for_auroc_are_one_line(inside, outside, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         cal.out_of_distribution_auroc(inside, outside)
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 def test_clients_have_the_same_classes():
-    found = {"a": (P, Y), "b": (np.full((2, 4), 0.25), np.array([0, 3]))}
-    with pytest.raises(mo.MoietyError) as caught:
-        cal.calibration_rows(found)
+    predictions = {"a": (P, Y), "b": (np.full((2, 4), 0.25), np.array([0, 3]))}
+    with pytest.raises(mo.MoietyError) as error:
+        cal.calibration_rows(predictions)
     text = "`predictions` must be probabilities of the same classes for all clients, got {'a': 2, 'b': 4}"
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)

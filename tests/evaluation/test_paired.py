@@ -70,8 +70,8 @@ def test_weights_count_rows_as_often():
 def test_at_most_one_in_forty_is_called_hurt_where_nobody_is(rows):
     """Two models that are right equally often: the exact interval is beyond zero in at most 2.5% of the draws."""
     rng = np.random.default_rng(rows)
-    hurt = [measure_change(*(rng.random((2, rows)) < 0.7).astype(float)).hurt_beyond_noise for _ in range(1500)]
-    assert np.mean(hurt) <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / 1500)
+    flags = [measure_change(*(rng.random((2, rows)) < 0.7).astype(float)).hurt_beyond_noise for _ in range(1500)]
+    assert np.mean(flags) <= 0.025 + 3 * math.sqrt(0.025 * 0.975 / 1500)
 
 
 def test_clients_are_judged_one_by_one():

@@ -41,11 +41,11 @@ def test_every_column():
 
 
 def test_a_client_without_test_rows_counts_nowhere():
-    found = rows([0.5, NAN, 1.0], [0.75, NAN, 0.75], [1, 0, 3], higher=True)
-    assert math.isnan(found[1]["metric"])
-    assert math.isnan(found[1]["gain"])
-    assert found[1]["hurt"] is False
-    summary = summarise(found, higher_is_better=True)
+    scores = rows([0.5, NAN, 1.0], [0.75, NAN, 0.75], [1, 0, 3], higher=True)
+    assert math.isnan(scores[1]["metric"])
+    assert math.isnan(scores[1]["gain"])
+    assert scores[1]["hurt"] is False
+    summary = summarise(scores, higher_is_better=True)
     # By test examples (0.5 + 3 * 1) / 4, unweighted (0.5 + 1) / 2; gains -0.25 and 0.25.
     assert (summary["metric"], summary["metric_unweighted"]) == (0.875, 0.75)
     assert (summary["gain"], summary["gain_unweighted"]) == (0.125, 0.0)
@@ -70,9 +70,9 @@ def test_worst_decile_by_hand():
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.booleans())
 def test_the_worst_decile_is_no_better_than_the_mean(values, higher):
-    found = worst_decile(np.array(values), higher_is_better=higher)
+    worst = worst_decile(np.array(values), higher_is_better=higher)
     mean = np.mean(values)
-    assert found <= mean + 1e-12 if higher else found >= mean - 1e-12
+    assert worst <= mean + 1e-12 if higher else worst >= mean - 1e-12
 
 
 @settings(max_examples=100, deadline=None)
@@ -81,5 +81,5 @@ def test_the_weighted_mean_is_that_of_the_pooled_examples(clients):
     """Accuracy of each client weighted by its test examples is the share of all examples that are right."""
     sizes = np.array([n for n, _ in clients])
     right = np.array([min(n, k) for n, k in clients])
-    found = rows(list(right / sizes), list(right / sizes), list(sizes), higher=True)
-    assert summarise(found, higher_is_better=True)["metric"] == pytest.approx(right.sum() / sizes.sum(), rel=1e-12)
+    scores = rows(list(right / sizes), list(right / sizes), list(sizes), higher=True)
+    assert summarise(scores, higher_is_better=True)["metric"] == pytest.approx(right.sum() / sizes.sum(), rel=1e-12)

@@ -19,8 +19,14 @@ DATA = federated(image_clients([9, 5, 12, 7]), image_clients([4, 6, 3, 5], seed=
 
 
 def fedpop(**options):
-    given = {"kernel": mo.kernel.langevin(step=0.02), "shared_lr": 0.05, "prior_lr": 0.05, "samples": 6, "burn_in": 2}
-    return flat(mo.fedpop, **{**given, **options})
+    defaults = {
+        "kernel": mo.kernel.langevin(step=0.02),
+        "shared_lr": 0.05,
+        "prior_lr": 0.05,
+        "samples": 6,
+        "burn_in": 2,
+    }
+    return flat(mo.fedpop, **{**defaults, **options})
 
 
 def fit_posterior(engine="sequential", algorithm=None, **options):
@@ -50,8 +56,8 @@ def test_entropy_and_mutual_information_by_hand():
 
 def test_probabilities_are_averaged_not_logits():
     """Logits 0 and log 3 for the first of two classes: probabilities 1/2 and 3/4, on average 5/8."""
-    seen = Predictive(np.array([[[0.0, 0.0]], [[np.log(3), 0.0]]]))
-    np.testing.assert_allclose(seen.probabilities, [[0.625, 0.375]])
+    predictive = Predictive(np.array([[[0.0, 0.0]], [[np.log(3), 0.0]]]))
+    np.testing.assert_allclose(predictive.probabilities, [[0.625, 0.375]])
 
 
 def test_intervals_of_observations_are_quantiles_of_the_mixture():
@@ -59,8 +65,8 @@ def test_intervals_of_observations_are_quantiles_of_the_mixture():
     single = Predictive(np.array([[3.0]])).interval(0.8, noise=1.5)
     np.testing.assert_allclose(np.ravel(single), stats.norm(3, 1.5).ppf([0.1, 0.9]), rtol=1e-9)
     exact = stats.norm(1, 2).ppf((np.arange(20_000) + 0.5) / 20_000)
-    found = Predictive(exact[:, None]).interval(0.9, noise=1.5)
-    np.testing.assert_allclose(np.ravel(found), stats.norm(1, 2.5).ppf([0.05, 0.95]), rtol=1e-3)
+    interval = Predictive(exact[:, None]).interval(0.9, noise=1.5)
+    np.testing.assert_allclose(np.ravel(interval), stats.norm(1, 2.5).ppf([0.05, 0.95]), rtol=1e-3)
     own = Predictive(exact[:, None]).interval(0.9)
     np.testing.assert_allclose(np.ravel(own), stats.norm(1, 2).ppf([0.05, 0.95]), rtol=1e-3)
 
@@ -83,10 +89,10 @@ def test_intervals_of_the_output_hold_their_level(draws, level):
     So the length of the interval, which is the share of a uniform posterior that it holds, is the level on average.
     Over 4,000 sets of draws it is within 5 standard errors. Positions 1 + p (M - 1) would hold (M - 1) / (M + 1) of it.
     """
-    found = np.random.default_rng(draws).uniform(size=(draws, 4_000))
-    low, high = Predictive(found).interval(level)
-    held = high - low
-    assert abs(held.mean() - level) < 5 * held.std() / np.sqrt(4_000)
+    outputs = np.random.default_rng(draws).uniform(size=(draws, 4_000))
+    low, high = Predictive(outputs).interval(level)
+    widths = high - low
+    assert abs(widths.mean() - level) < 5 * widths.std() / np.sqrt(4_000)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +118,9 @@ def test_intervals_of_the_output_hold_their_level(draws, level):
     ],
 )
 def test_a_level_that_draws_cannot_hold_is_refused(draws, level, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         Predictive(np.zeros((draws, 2))).interval(level)
-    assert str(caught.value).startswith(text)
+    assert str(error.value).startswith(text)
 
 
 def test_draws_of_observations_are_moved_apart_by_hand():
@@ -123,12 +129,12 @@ def test_draws_of_observations_are_moved_apart_by_hand():
     The interval of that mixture by SciPy's root finding.
     """
     mixture = [stats.norm(1 + sign * np.sqrt(3), 0.7) for sign in (-1, 1)]
-    wanted = [
+    expected = [
         optimize.brentq(lambda v, share=share: sum(part.cdf(v) for part in mixture) / 2 - share, -9, 9)
         for share in (0.05, 0.95)
     ]
-    found = Predictive(np.array([[0.0], [2.0]])).interval(0.9, noise=0.7)
-    np.testing.assert_allclose(np.ravel(found), wanted, rtol=1e-9)
+    interval = Predictive(np.array([[0.0], [2.0]])).interval(0.9, noise=0.7)
+    np.testing.assert_allclose(np.ravel(interval), expected, rtol=1e-9)
 
 
 def test_the_variance_of_draws_moved_apart_is_that_of_a_further_one():
@@ -152,21 +158,21 @@ def test_intervals_of_observations_cover_from_ten_draws(noise):
     rng, n = np.random.default_rng(6), 3_000
     low, high = Predictive(rng.normal(size=(10, n))).interval(0.9, noise=noise)
     truth = rng.normal(size=n)
-    held = stats.norm.cdf((high - truth) / noise) - stats.norm.cdf((low - truth) / noise)
-    assert 0.845 < held.mean() < 0.905
+    coverage = stats.norm.cdf((high - truth) / noise) - stats.norm.cdf((low - truth) / noise)
+    assert 0.845 < coverage.mean() < 0.905
 
 
 @pytest.mark.parametrize("loss", ["mse", "one_versus_all", "ctc", "its own", None])
 def test_only_outputs_of_cross_entropy_have_probabilities(loss):
-    seen = Predictive(np.zeros((2, 3, 4)), loss)
-    for asked in ("probabilities", "entropy", "mutual_information"):
-        with pytest.raises(mo.MoietyError) as caught:
-            getattr(seen, asked)
-        got = "a function of your own" if loss is None else loss
-        assert str(caught.value).startswith(
-            f"`loss` must be cross_entropy for probabilities, got {got}. Where outputs are logits"
+    predictive = Predictive(np.zeros((2, 3, 4)), loss)
+    for name in ("probabilities", "entropy", "mutual_information"):
+        with pytest.raises(mo.MoietyError) as error:
+            getattr(predictive, name)
+        text = "a function of your own" if loss is None else loss
+        assert str(error.value).startswith(
+            f"`loss` must be cross_entropy for probabilities, got {text}. Where outputs are logits"
         )
-    assert seen.mean.shape == (3, 4)
+    assert predictive.mean.shape == (3, 4)
 
 
 def test_one_output_has_no_probabilities():
@@ -180,8 +186,8 @@ def own_loss(output, batch):
     return functional.mse_loss(output[:, 0], batch["y"].to(output.dtype), reduction="none")
 
 
-@pytest.mark.parametrize(("loss", "got"), [("mse", "mse"), ("one_versus_all", "one_versus_all"), (own_loss, "a func")])
-def test_runs_with_other_losses_have_no_calibration(loss, got):
+@pytest.mark.parametrize(("loss", "text"), [("mse", "mse"), ("one_versus_all", "one_versus_all"), (own_loss, "a func")])
+def test_runs_with_other_losses_have_no_calibration(loss, text):
     rng = np.random.default_rng(0)
     outputs = 1 if loss == "mse" else 3
     clients = [{"x": rng.normal(size=(5, 4)), "y": rng.integers(0, 3, size=5)} for _ in range(2)]
@@ -191,10 +197,10 @@ def test_runs_with_other_losses_have_no_calibration(loss, got):
     run = mo.fit(
         mo.models.mlp(4, outputs, hidden=(3,)), fed, mo.fedavg(shared=0.1), rounds=1, loss=loss, engine="sequential"
     )
-    seen = run.predictive(0, np.zeros((2, 4)))
-    assert seen.mean.shape == (2, outputs)
-    for ask in (run.calibration, lambda: seen.entropy):
-        with pytest.raises(mo.MoietyError, match=f"`loss` must be cross_entropy .* got {got}"):
+    predictive = run.predictive(0, np.zeros((2, 4)))
+    assert predictive.mean.shape == (2, outputs)
+    for ask in (run.calibration, lambda: predictive.entropy):
+        with pytest.raises(mo.MoietyError, match=f"`loss` must be cross_entropy .* got {text}"):
             ask()
 
 
@@ -216,12 +222,12 @@ def test_a_run_averages_the_models_of_all_stored_samples():
     outputs = [
         functional.linear(hidden, state.samples["head.weight"][m], state.samples["head.bias"][m]) for m in range(6)
     ]
-    found = run.predictive(2, x)
-    np.testing.assert_allclose(found.outputs, torch.stack(outputs).numpy(), rtol=1e-12)
-    wanted = torch.stack(outputs).softmax(-1).mean(0).numpy()
-    np.testing.assert_allclose(found.probabilities, wanted, rtol=1e-12)
-    assert found.entropy.shape == (3,)
-    assert (found.mutual_information > 0).all()
+    predictive = run.predictive(2, x)
+    np.testing.assert_allclose(predictive.outputs, torch.stack(outputs).numpy(), rtol=1e-12)
+    probabilities = torch.stack(outputs).softmax(-1).mean(0).numpy()
+    np.testing.assert_allclose(predictive.probabilities, probabilities, rtol=1e-12)
+    assert predictive.entropy.shape == (3,)
+    assert (predictive.mutual_information > 0).all()
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "processes:sequential"])
@@ -240,31 +246,31 @@ def test_predictions_are_the_same_whichever_engine_trained(engine):
 
 def test_a_client_that_was_never_asked_draws_first():
     run = fit_posterior(cohort=1)
-    asked = set(run._loop.progress.store.owners())
-    (never, *_) = [c for c in range(4) if c not in asked]
+    owners = set(run._loop.progress.store.owners())
+    (never, *_) = [c for c in range(4) if c not in owners]
     before = set(run._loop.progress.store.owners())
-    seen = run.predictive(never, np.zeros((2, 4)))
-    assert seen.outputs.std(0).min() > 0
+    predictive = run.predictive(never, np.zeros((2, 4)))
+    assert predictive.outputs.std(0).min() > 0
     assert set(run._loop.progress.store.owners()) == before
 
 
 def test_refreshed_draws_are_new_and_nothing_of_them_is_kept():
     run = fit_posterior()
     x = np.ones((2, 4))
-    stored, fresh = run.predictive(1, x), run.predictive(1, x, fresh=True)
-    assert not np.allclose(stored.outputs, fresh.outputs)
-    np.testing.assert_array_equal(run.predictive(1, x).outputs, stored.outputs)
+    old, fresh = run.predictive(1, x), run.predictive(1, x, fresh=True)
+    assert not np.allclose(old.outputs, fresh.outputs)
+    np.testing.assert_array_equal(run.predictive(1, x).outputs, old.outputs)
     np.testing.assert_array_equal(run.predictive(1, x, fresh=True).outputs, fresh.outputs)
 
 
 def test_without_a_posterior_there_is_one_draw():
     run = fit_posterior(algorithm=mo.fedalt(shared=0.1, personal=0.1))
     x = DATA.client(0, "test")["x"].astype(np.float64)
-    seen = run.predictive(0, x)
+    predictive = run.predictive(0, x)
     with torch.no_grad():
-        wanted = run.export(0)(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(seen.outputs, wanted[None], rtol=1e-12)
-    np.testing.assert_allclose(seen.mutual_information, 0, atol=1e-12)
+        outputs = run.export(0)(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(predictive.outputs, outputs[None], rtol=1e-12)
+    np.testing.assert_allclose(predictive.mutual_information, 0, atol=1e-12)
     with pytest.raises(mo.MoietyError, match="`data` must be given for fedalt"):
         run.onboard(None)
 
@@ -294,13 +300,13 @@ def test_a_client_without_data_has_the_centre_of_the_prior():
     received = run._loop.algorithm.broadcast(run._loop.progress.server)
     mean, shared = received["prior:mean"], run.shared_parameters()
     hidden = torch.relu(functional.linear(torch.eye(4).double(), shared["hidden1.weight"], shared["hidden1.bias"]))
-    wanted = functional.linear(hidden, mean[:18].reshape(3, 6), mean[18:]).numpy()
+    expected = functional.linear(hidden, mean[:18].reshape(3, 6), mean[18:]).numpy()
     with torch.no_grad():
-        found = run.onboard(None)(torch.eye(4, dtype=torch.float64)).numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
-    drawn = run.predictive(None, np.eye(4)).outputs
-    assert (drawn.min(0) < wanted).all()
-    assert (drawn.max(0) > wanted).all()
+        outputs = run.onboard(None)(torch.eye(4, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(outputs, expected, rtol=1e-9, atol=1e-12)
+    draws = run.predictive(None, np.eye(4)).outputs
+    assert (draws.min(0) < expected).all()
+    assert (draws.max(0) > expected).all()
 
 
 @pytest.mark.parametrize(
@@ -324,10 +330,10 @@ def test_a_client_without_data_has_the_centre_of_the_prior():
     ],
 )
 def test_bad_examples_are_one_line(x, text):
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         one_run().predictive(0, x)
-    assert str(caught.value).startswith(text)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(text)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("column", [[[0.0] * 4, [0.0] * 3], [["a"] * 4] * 2, 3.0])
@@ -339,9 +345,9 @@ def test_bad_columns_of_a_newcomer_are_one_line(column):
 def test_examples_may_be_lists_whole_numbers_and_tensors_that_require_gradients():
     run = one_run()
     x = np.arange(8).reshape(2, 4)
-    wanted = run.predictive(0, x.astype(np.float64)).outputs
+    outputs = run.predictive(0, x.astype(np.float64)).outputs
     for same in (x, x.tolist(), torch.tensor(x, dtype=torch.float64, requires_grad=True), {"x": x, "y": [0, 1]}):
-        np.testing.assert_array_equal(run.predictive(0, same).outputs, wanted)
+        np.testing.assert_array_equal(run.predictive(0, same).outputs, outputs)
 
 
 def test_examples_of_bytes_may_be_other_numbers_and_those_of_tokens_may_not():
@@ -351,10 +357,10 @@ def test_examples_of_bytes_may_be_other_numbers_and_those_of_tokens_may_not():
     y = np.arange(12) % 3
     fed = mo.data.from_arrays({"x": x, "y": y}, np.arange(12) % 2, test=0.25)
     run = mo.fit(nn.Linear(4, 3).double(), fed, mo.fedavg(shared=1e-6), rounds=1, engine="sequential")
-    found = run.parameters(0)
-    wanted = x @ found["weight"].numpy().T + found["bias"].numpy()
+    parameters = run.parameters(0)
+    outputs = x @ parameters["weight"].numpy().T + parameters["bias"].numpy()
     for same in (x, x.astype(np.int64), x.astype(np.float32), x.tolist()):
-        np.testing.assert_allclose(run.predictive(0, same).outputs[0], wanted, rtol=1e-12)
+        np.testing.assert_allclose(run.predictive(0, same).outputs[0], outputs, rtol=1e-12)
     tokens = mo.data.from_arrays({"x": y.repeat(2).reshape(12, 2), "y": y}, np.arange(12) % 2, test=0.25)
     net = nn.Sequential(nn.Embedding(3, 2), nn.Flatten(), nn.Linear(4, 3))
     run = mo.fit(net, tokens, mo.fedavg(shared=0.1), rounds=1, engine="sequential")

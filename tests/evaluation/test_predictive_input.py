@@ -11,8 +11,8 @@ from moiety.evaluation.predictive import Predictive
 
 @pytest.mark.parametrize("kind", [list, torch.tensor])
 def test_lists_and_tensors_are_arrays(kind):
-    seen = Predictive(kind([[[0.0, float(np.log(3))]]]))
-    np.testing.assert_allclose(seen.probabilities, [[0.25, 0.75]], rtol=1e-6)
+    predictive = Predictive(kind([[[0.0, float(np.log(3))]]]))
+    np.testing.assert_allclose(predictive.probabilities, [[0.25, 0.75]], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_other_outputs_are_one_line(outputs, text):
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("predictions", "text"),
     [
         ([1], "`predictions` must be probabilities and labels by client"),
         ({"a": 3}, r"`predictions\['a'\]` must be \(probabilities"),
     ],
 )
-def test_predictions_by_client_are_pairs(found, text):
+def test_predictions_by_client_are_pairs(predictions, text):
     with pytest.raises(MoietyError, match=text):
-        calibration_rows(found)
+        calibration_rows(predictions)

@@ -35,10 +35,10 @@ def test_the_posterior_by_hand():
     mean, variance, of_a_row = conclude(Evidence(np.array([[1.0, 0.0]]), 2.0), population)
     assert mean[0] == pytest.approx((25 * 0.14 + 8.8 * 0.5) / 33.8)
     assert variance[0] == pytest.approx(1 / 33.8 + (25 / 33.8) ** 2 * 0.001)
-    chosen = choose(Evidence(np.array([[1.0, 0.0]]), 2.0), population, alpha=0.2, weights=(1.0,))
+    choice = choose(Evidence(np.array([[1.0, 0.0]]), 2.0), population, alpha=0.2, weights=(1.0,))
     assert of_a_row[0] == pytest.approx(2.5 / 11)
-    assert chosen.risk == pytest.approx(norm.cdf(-mean[0] / math.sqrt(variance[0] + 2.5 / 11 / 200)))
-    assert (chosen.weight, chosen.rows) == (1.0, 2)
+    assert choice.risk == pytest.approx(norm.cdf(-mean[0] / math.sqrt(variance[0] + 2.5 / 11 / 200)))
+    assert (choice.weight, choice.rows) == (1.0, 2)
 
 
 def test_a_client_without_rows_goes_with_the_population_and_hints_beyond_it_do_not_count_more():
@@ -60,8 +60,8 @@ def test_the_largest_gain_less_its_error_among_those_that_are_safe():
     """
 
     def settle(*pairs, row=0.002):
-        known = [Candidate((gain, 0.0), (0.0, 0.0, 0.0), error**2 - row / 200, row) for gain, error in pairs]
-        return Population((0.0, 1.0, -1.0, 1.0), tuple(known))
+        candidates = [Candidate((gain, 0.0), (0.0, 0.0, 0.0), error**2 - row / 200, row) for gain, error in pairs]
+        return Population((0.0, 1.0, -1.0, 1.0), tuple(candidates))
 
     population, evidence = settle((0.04, 0.01), (0.05, 0.015), (0.1, 0.06)), Evidence(np.zeros((3, 0)), 0.0)
     weights = (0.25, 0.5, 1.0)
@@ -97,11 +97,11 @@ def test_alone_a_client_leaves_the_shared_model_for_nothing_at_most_at_the_level
     """Four candidates that are as good as the shared model, and alike or not: wins and losses are equally likely."""
     rng = np.random.default_rng(rows)
     for alike in (True, False):
-        left = 0
+        leavers = 0
         for _ in range(800):
             gains = rng.choice([-1.0, 0.0, 0.0, 1.0], size=(1 if alike else 4, rows))
-            left += choose(Evidence(np.broadcast_to(gains, (4, rows)), 0.0), alpha=0.2).weight > 0
-        assert left / 800 <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / 800)
+            leavers += choose(Evidence(np.broadcast_to(gains, (4, rows)), 0.0), alpha=0.2).weight > 0
+        assert leavers / 800 <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / 800)
 
 
 def draw_population(rng, clients, b, tau, noise):
@@ -116,20 +116,20 @@ def draw_population(rng, clients, b, tau, noise):
 
 def test_the_population_is_found_and_few_of_those_who_leave_are_worse_off():
     rng = np.random.default_rng(0)
-    left = worse = 0
+    leavers = worse = 0
     for _ in range(20):
         gains, clients = draw_population(rng, 60, (0.02, 0.03), 0.04, 0.3)
         population = describe_population(clients)
         weights = np.array([choose(each, population, alpha=0.1, weights=(1.0,)).weight for each in clients])
-        left += int((weights > 0).sum())
+        leavers += int((weights > 0).sum())
         worse += int(((weights > 0) & (gains < 0)).sum())
-    assert left > 100
-    assert worse / left <= 0.1
+    assert leavers > 100
+    assert worse / leavers <= 0.1
     _, many = draw_population(rng, 3000, (0.02, 0.03), 0.04, 0.3)
-    found = describe_population(many).candidates[0]
-    assert found.coefficients == pytest.approx((0.02, 0.03), abs=0.006)
-    assert math.sqrt(found.spread) == pytest.approx(0.04, abs=0.015)
-    assert found.row_variance == pytest.approx(0.09, rel=0.03)
+    candidate = describe_population(many).candidates[0]
+    assert candidate.coefficients == pytest.approx((0.02, 0.03), abs=0.006)
+    assert math.sqrt(candidate.spread) == pytest.approx(0.04, abs=0.015)
+    assert candidate.row_variance == pytest.approx(0.09, rel=0.03)
 
 
 def test_where_nobody_gains_almost_nobody_leaves():
@@ -152,10 +152,10 @@ def test_too_few_clients_make_no_population_and_numbers_survive_a_file():
 
 def test_a_model_that_diverged_is_not_taken_and_spoils_nobody():
     _, clients = draw_population(np.random.default_rng(4), 12, (0.2, 0.0), 0.05, 0.3)
-    lost = [Evidence(np.array([[1.0, 1.0]]), math.nan), Evidence(np.array([[math.inf, 1.0]]), 0.0)]
+    outliers = [Evidence(np.array([[1.0, 1.0]]), math.nan), Evidence(np.array([[math.inf, 1.0]]), 0.0)]
     population = describe_population(clients)
-    assert describe_population([*clients, *lost]) == population
-    assert [choose(each, population, weights=(1.0,)).weight for each in lost] == [0, 0]
+    assert describe_population([*clients, *outliers]) == population
+    assert [choose(each, population, weights=(1.0,)).weight for each in outliers] == [0, 0]
 
 
 def test_p_values_and_discoveries():

@@ -43,16 +43,16 @@ def test_rows_are_of_the_models_that_clients_chose(guarded, one_model):
     plain = train()
     shares = set()
     for row, before in zip(guarded.clients, plain.clients, strict=True):
-        client, tested = row["client"], DIGITS.client(row["client"], "test")
+        client, test = row["client"], DIGITS.client(row["client"], "test")
         shares.add(row["personal_share"])
-        x = torch.as_tensor(tested["x"])
+        x = torch.as_tensor(test["x"])
         one, own = (
             run.softmax(-1).detach().double().numpy() for run in (one_model.export()(x), plain.export(client)(x))
         )
         p = (1 - row["personal_share"]) * one + row["personal_share"] * own
-        assert row["metric"] == pytest.approx((p.argmax(1) == tested["y"]).mean())
-        assert row["loss"] == pytest.approx(-np.log(p[np.arange(len(p)), tested["y"]]).mean(), rel=1e-5)
-        assert row["shared_metric"] == pytest.approx((one.argmax(1) == tested["y"]).mean())
+        assert row["metric"] == pytest.approx((p.argmax(1) == test["y"]).mean())
+        assert row["loss"] == pytest.approx(-np.log(p[np.arange(len(p)), test["y"]]).mean(), rel=1e-5)
+        assert row["shared_metric"] == pytest.approx((one.argmax(1) == test["y"]).mean())
         assert row["gain"] == pytest.approx(row["metric"] - row["shared_metric"])
         assert np.allclose(guarded.export(client)(x).softmax(-1).detach().numpy(), p, atol=1e-6)
         assert guarded.score_rows(personal=True)[client].metric.mean() == pytest.approx(before["metric"])
@@ -69,9 +69,9 @@ def test_gains_are_of_right_answers_and_of_how_probable_they_are(one_model):
     shared = one_model.export()(torch.as_tensor(rows["x"])).detach().double().softmax(-1).numpy()
     own = run.predict_proba(str(DIGITS.ids[0]), rows["x"])
     for k, weight in enumerate((0.25, 0.5, 0.75, 1.0)):
-        mixed = (1 - weight) * shared + weight * own
-        assert np.array_equal(gains[0, k], (mixed.argmax(1) == y) * 1.0 - (shared.argmax(1) == y))
-        assert np.allclose(gains[1, k], mixed[at, y] - shared[at, y], atol=1e-5)
+        mixture = (1 - weight) * shared + weight * own
+        assert np.array_equal(gains[0, k], (mixture.argmax(1) == y) * 1.0 - (shared.argmax(1) == y))
+        assert np.allclose(gains[1, k], mixture[at, y] - shared[at, y], atol=1e-5)
     assert gains.shape == (2, 4, len(y))
 
 
@@ -139,21 +139,21 @@ def test_mixtures_of_parameters_and_one_line_errors(one_model):
         guard = run.safeguard(mix="parameters", alpha=0.4)
     plain = train()
     for client, each in guard.choices.items():
-        got, own, shared = run.parameters(client), plain.parameters(client), plain.shared_parameters()
-        for name in got:
-            wanted = (1 - each.weight) * shared[name].numpy() + each.weight * own[name].numpy()
-            assert np.allclose(got[name].numpy(), wanted, atol=1e-6)
+        parameters, own, shared = run.parameters(client), plain.parameters(client), plain.shared_parameters()
+        for name in parameters:
+            expected = (1 - each.weight) * shared[name].numpy() + each.weight * own[name].numpy()
+            assert np.allclose(parameters[name].numpy(), expected, atol=1e-6)
     with pytest.raises(mo.MoietyError, match="`safeguard` must be left out for an algorithm without a personal part"):
         mo.fit(mo.models.mlp(64, 10), DIGITS, mo.fedavg(shared=0.1), rounds=1, safeguard=True)
     with pytest.raises(mo.MoietyError, match="`mix` must be one of the known names"):
         run.safeguard(mix="both")
     with pytest.raises(mo.MoietyError, match="`one_model` must be a run on the same model"):
         run.safeguard(one_model=mo.fit(mo.models.mlp(64, 10, seed=0), DIGITS, mo.fedavg(shared=0.1), rounds=1))
-    mixed = train()
-    chosen = mixed.safeguard(one_model=one_model, alpha=0.4).choices
-    client = next(name for name, each in chosen.items() if 0 < each.weight < 1)
+    other = train()
+    choices = other.safeguard(one_model=one_model, alpha=0.4).choices
+    client = next(name for name, each in choices.items() if 0 < each.weight < 1)
     with pytest.raises(mo.MoietyError, match="`client` must be one that chose no mixture of predictions"):
-        mixed.parameters(client)
+        other.parameters(client)
     with pytest.raises(mo.MoietyError, match="`run` must be one in which clients have chosen"):
         report_harm(train())
 
@@ -176,13 +176,13 @@ def test_regression_without_validation_rows():
 
 
 def test_the_report_counts_as_the_definition_does(guarded, one_model):
-    alone = mo.fit(mo.models.mlp(64, 10, hidden=(8,), seed=0), DIGITS, mo.local_only(personal=0.1), rounds=4)
-    report = report_harm(guarded, alone=alone)
+    local_run = mo.fit(mo.models.mlp(64, 10, hidden=(8,), seed=0), DIGITS, mo.local_only(personal=0.1), rounds=4)
+    report = report_harm(guarded, local_run=local_run)
     first = report.rows[0]
-    judged = judge_clients(guarded.score_rows(personal=True), one_model.score_rows(shared=True))
-    assert (first["against"], first["models"], first["clients"]) == ("one model", "personal", len(judged))
-    assert first["hurt"] == np.mean([row["hurt"] for row in judged])
-    assert first["beyond_noise"] == np.mean([row["hurt_beyond_noise"] for row in judged])
+    rows = judge_clients(guarded.score_rows(personal=True), one_model.score_rows(shared=True))
+    assert (first["against"], first["models"], first["clients"]) == ("one model", "personal", len(rows))
+    assert first["hurt"] == np.mean([row["hurt"] for row in rows])
+    assert first["beyond_noise"] == np.mean([row["hurt_beyond_noise"] for row in rows])
     means = np.array([scores.metric.mean() for scores in guarded.score_rows(personal=True).values()])
     assert first["mean"] == pytest.approx(means.mean())
     assert first["worst_decile"] == pytest.approx(worst_decile(means, higher_is_better=True))

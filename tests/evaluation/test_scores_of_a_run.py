@@ -90,8 +90,8 @@ def test_scores_are_those_of_the_exported_models(engine):
     run = mo.fit(net, data, algorithm, split=mo.split.output_layer(net), rounds=2, engine=engine)
     shared = run.export()
     for client, row in enumerate(run.clients):
-        held = data.client(client, "test")
-        x, y = torch.tensor(held["x"]), torch.tensor(held["y"])
+        test = data.client(client, "test")
+        x, y = torch.tensor(test["x"]), torch.tensor(test["y"])
         for module, prefix in ((run.export(client), ""), (shared, "shared_")):
             with torch.no_grad():
                 output = module(x)
@@ -112,16 +112,16 @@ def test_the_shared_model_alone_has_the_first_personal_part():
         rounds=2,
         engine="sequential",
     )
-    alone, mine, other = run.shared_parameters(), run.parameters(0), run.parameters(1)
+    shared, mine, other = run.shared_parameters(), run.parameters(0), run.parameters(1)
     for name, first in net.named_parameters():
         if name.startswith("head"):
-            assert torch.equal(alone[name], first)
+            assert torch.equal(shared[name], first)
             assert not torch.equal(mine[name], first)
             assert not torch.equal(mine[name], other[name])
         else:
-            assert torch.equal(alone[name], mine[name])
+            assert torch.equal(shared[name], mine[name])
             assert torch.equal(mine[name], other[name])
-            assert not torch.equal(alone[name], first)
+            assert not torch.equal(shared[name], first)
 
 
 @ENGINES
@@ -140,11 +140,11 @@ def test_a_client_never_asked_is_scored_with_the_first_personal_part(engine):
         engine=engine,
         callbacks=[lambda run, record: records.append(record)],
     )
-    (asked,) = records[0].cohort
-    other = run.clients[1 - asked]
+    (client,) = records[0].cohort
+    other = run.clients[1 - client]
     assert other["gain"] == 0.0
     assert other["metric"] == other["shared_metric"]
-    assert run.clients[asked]["gain"] != 0.0
+    assert run.clients[client]["gain"] != 0.0
 
 
 def test_what_is_evaluated_on():

@@ -66,8 +66,8 @@ def test_weights_by_hand(engine, tmp_path):
         assert all(np.isnan(row[k]) for k in ("loss", "metric", "shared_loss", "shared_metric", "gain"))
     row = run.history[-1]
     assert (row["metric"], row["metric_unweighted"], row["clients"], row["loss"]) == (3.0, 3.5, 2, 131 / 5)
-    written = pq.read_table(tmp_path / "run" / "clients.parquet").to_pylist()
-    assert [r["weight"] for r in written] == [4.0, 2.0, 0.0, 0.0]
+    table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pylist()
+    assert [r["weight"] for r in table] == [4.0, 2.0, 0.0, 0.0]
 
 
 @ENGINES
@@ -103,12 +103,12 @@ def test_summary_by_hand():
         np.array([3.0, 1.0, 0.0]),
         higher_is_better=True,
     )
-    found = summarise(rows, higher_is_better=True)
-    assert found["metric"] == pytest.approx(0.6)
-    assert found["metric_unweighted"] == pytest.approx(0.7)
-    assert found["gain"] == pytest.approx(0.0)
-    assert found["loss"] == pytest.approx(6 / 5)
-    assert (found["clients"], found["hurt"], found["helped"]) == (2, 1, 1)
+    summary = summarise(rows, higher_is_better=True)
+    assert summary["metric"] == pytest.approx(0.6)
+    assert summary["metric_unweighted"] == pytest.approx(0.7)
+    assert summary["gain"] == pytest.approx(0.0)
+    assert summary["loss"] == pytest.approx(6 / 5)
+    assert (summary["clients"], summary["hurt"], summary["helped"]) == (2, 1, 1)
     assert summarise(rows[2:], higher_is_better=True) == {"clients": 0}
 
 
@@ -152,17 +152,17 @@ def test_token_accuracy_of_a_run_is_the_share_of_all_tokens(engine):
     )
     right = tokens = 0
     for i, row in enumerate(run.clients):
-        held = test[i]
+        columns = test[i]
         with torch.no_grad():
-            output = run.export(i)(torch.tensor(held["x"])).numpy().astype(float)
-        hits = (output.argmax(-1) == held["y"]) & held["counted"]
-        assert row["weight"] == held["counted"].sum()
-        assert row["metric"] == pytest.approx(hits.sum() / held["counted"].sum(), abs=1e-6)
+            output = run.export(i)(torch.tensor(columns["x"])).numpy().astype(float)
+        hits = (output.argmax(-1) == columns["y"]) & columns["counted"]
+        assert row["weight"] == columns["counted"].sum()
+        assert row["metric"] == pytest.approx(hits.sum() / columns["counted"].sum(), abs=1e-6)
         log_p = output - np.log(np.exp(output).sum(-1, keepdims=True))
-        nll = -np.take_along_axis(log_p, np.maximum(held["y"], 0)[..., None], -1)[..., 0]
-        real = held["y"] >= 0
+        nll = -np.take_along_axis(log_p, np.maximum(columns["y"], 0)[..., None], -1)[..., 0]
+        real = columns["y"] >= 0
         assert row["loss"] == pytest.approx(((nll * real).sum(1) / real.sum(1)).mean(), rel=1e-5)
-        right, tokens = right + hits.sum(), tokens + held["counted"].sum()
+        right, tokens = right + hits.sum(), tokens + columns["counted"].sum()
     last = run.history[-1]
     assert last["metric"] == pytest.approx(right / tokens, abs=1e-6)
     assert last["metric_name"] == "token_accuracy"
@@ -209,18 +209,18 @@ def test_word_error_rate_of_a_run_is_that_of_the_corpus(engine):
     """Greedy decoding of exported models written anew, scored by jiwer, for each client and for all."""
     run = run_speech(3, engine, workers=2 if engine.startswith("processes") else None)
     assert run.history[-1]["metric_name"] == "word_error_rate"
-    said, got = [], []
+    references, hypotheses = [], []
     for i, row in enumerate(run.clients):
-        held = SPEECH.client(i, "test")
+        columns = SPEECH.client(i, "test")
         with torch.no_grad():
-            best = run.export(i)(torch.tensor(held["x"])).argmax(-1).tolist()
-        ours = [" ".join(f"w{k}" for k in y if k > 0) for y in held["y"]]
-        real = [best[j][: (n + 3) // 4] for j, n in enumerate(held["frames"])]
+            best = run.export(i)(torch.tensor(columns["x"])).argmax(-1).tolist()
+        ours = [" ".join(f"w{k}" for k in y if k > 0) for y in columns["y"]]
+        real = [best[j][: (n + 3) // 4] for j, n in enumerate(columns["frames"])]
         theirs = [" ".join(f"w{k}" for j, k in enumerate(p) if k and (j == 0 or p[j - 1] != k)) for p in real]
         assert row["metric"] == pytest.approx(jiwer.wer(ours, theirs))
         assert row["weight"] == sum(len(text.split()) for text in ours)
-        said, got = said + ours, got + theirs
-    assert run.history[-1]["metric"] == pytest.approx(jiwer.wer(said, got))
+        references, hypotheses = references + ours, hypotheses + theirs
+    assert run.history[-1]["metric"] == pytest.approx(jiwer.wer(references, hypotheses))
     rates = [row["metric"] for row in run.clients]
     assert run.history[-1]["worst_decile"] == pytest.approx(max(rates))
 
@@ -235,8 +235,8 @@ def test_speech_is_learnt():
 def test_speech_is_not_vectorised():
     with pytest.raises(MoietyError) as error:
         run_speech(1, "vectorised")
-    wanted = "able to vectorise this loss and metric, got CTC, which torch computes for one client at a time"
-    assert str(error.value) == f"`engine` must be {wanted}. Use engine sequential."
+    text = "able to vectorise this loss and metric, got CTC, which torch computes for one client at a time"
+    assert str(error.value) == f"`engine` must be {text}. Use engine sequential."
     run = run_speech(1, "auto", workers=1)
     assert run.engine == "sequential"
     assert "vectorised cannot run it" in run.config["run"]["engine_reason"]

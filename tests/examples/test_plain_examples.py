@@ -50,10 +50,10 @@ def test_fedprox_without_a_pull_is_fedavg():
     runs = example.main(rounds=2, pulls=(0.0, 1.0))
     fed = mo.data.load("digits", clients=10, partition=mo.data.dirichlet(0.1), seed=0)
     model = mo.models.linear(64, 10)
-    wanted = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=2).shared_parameters()
+    expected = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=2).shared_parameters()
     free, pulled = (run.shared_parameters() for run in runs.values())
-    assert all(torch.equal(free[name], wanted[name]) for name in wanted)
-    assert not all(torch.equal(pulled[name], wanted[name]) for name in wanted)
+    assert all(torch.equal(free[name], expected[name]) for name in expected)
+    assert not all(torch.equal(pulled[name], expected[name]) for name in expected)
 
 
 def test_the_grid_prefers_personal_models_and_unseen_sites_have_the_shared_one(capsys):

@@ -28,11 +28,11 @@ def checkout(tmp_path, monkeypatch):
     source.source.cache_clear()
 
 
-def count_runs(kept_as: str, wanted: int, **who: int) -> int:
-    ran = []
-    done = turns.keep_turns(kept_as, who, wanted, lambda turn: ran.append(turn) or {"row": {"whole": 1.0}})
-    assert len(done) == wanted
-    return len(ran)
+def count_runs(name: str, count: int, **who: int) -> int:
+    calls = []
+    rows = turns.keep_turns(name, who, count, lambda turn: calls.append(turn) or {"row": {"whole": 1.0}})
+    assert len(rows) == count
+    return len(calls)
 
 
 def test_a_bench_that_was_stopped_goes_on(checkout):

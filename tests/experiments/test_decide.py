@@ -31,9 +31,9 @@ def draw(rng, *, skew, seeds=10, draws=DRAWS, correlation=0.5):
     weights = rng.integers(5, 60, size=CLIENTS)
     shared = rng.exponential(size=(draws, seeds)) - 1
     own = (rng.exponential(size=(draws, seeds, CLIENTS)) - 1) @ (weights / weights.sum())
-    mixed = math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own
+    differences = math.sqrt(correlation) * shared + math.sqrt(1 - correlation) * own
     variance = correlation + (1 - correlation) * float((weights / weights.sum()) @ (weights / weights.sum()))
-    return skew * mixed / math.sqrt(variance)
+    return skew * differences / math.sqrt(variance)
 
 
 def share(verdict, tables, **rule):
@@ -107,17 +107,17 @@ def test_the_seeds_that_it_would_take_decide_in_four_of_five_draws():
     """With normal differences, for which the count is made: as many seeds as it asks for, and some fewer."""
     rng = np.random.default_rng(5)
 
-    def found(seeds, mean, **rule):
+    def find_share(seeds, mean, **rule):
         return share(HOLDS, [mean + rng.normal(size=(DRAWS, seeds))], **rule)
 
     # Differences of mean 0.5 and standard deviation 1 exactly.
     each = np.array([-1.0, 1.0, -1.0, 1.0, 0.0]) + 0.5
     row = decide("made up", {"one": each.tolist()})
     assert (row["mean"], row["verdict"]) == (pytest.approx(0.5), UNDECIDED)
-    assert found(row["needed"], 0.5) == pytest.approx(0.8, abs=0.04)
-    assert found(row["needed"] // 2, 0.5) < 0.6
+    assert find_share(row["needed"], 0.5) == pytest.approx(0.8, abs=0.04)
+    assert find_share(row["needed"] // 2, 0.5) < 0.6
     row = decide("made up", {"one": each.tolist()}, within=1.25)
-    assert found(row["needed"], 0.5, within=1.25) == pytest.approx(0.8, abs=0.04)
+    assert find_share(row["needed"], 0.5, within=1.25) == pytest.approx(0.8, abs=0.04)
 
 
 def test_one_setting_is_students_interval_at_99_per_cent():
@@ -140,8 +140,8 @@ def test_two_settings_are_welchs_interval():
 @pytest.mark.parametrize("value", [0.0, 2.2, -1.0])
 def test_seeds_that_all_agree_say_nothing_about_chance(value):
     """A spread of zero is no estimate of a spread: an interval of no width would decide anything."""
-    rounded = [value * (1 + 4e-16 * i) for i in range(5)]  # apart by rounding alone
-    for each in ([value] * 5, rounded):
+    near = [value * (1 + 4e-16 * i) for i in range(5)]  # apart by rounding alone
+    for each in ([value] * 5, near):
         for rule in ({}, {"within": 3.0}):
             row = decide("made up", {"one": each}, **rule)
             assert (row["verdict"], row["low"], row["high"], row["needed"]) == (UNDECIDED, None, None, None)

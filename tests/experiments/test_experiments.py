@@ -225,8 +225,8 @@ def test_a_damaged_result_is_computed_again_and_said(tmp_path):
     file = tmp_path / "seed-0/a.json"
     content = file.read_bytes()
     flips = [content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :] for at in range(0, len(content), 11)]
-    for damaged in [text.encode("latin-1") for text in BAD] + flips + [content[:-1], content + b" "]:
-        file.write_bytes(damaged)
+    for data in [text.encode("latin-1") for text in BAD] + flips + [content[:-1], content + b" "]:
+        file.write_bytes(data)
         (problem,) = mo.verify(tmp_path)
         assert "a.json" in problem
         WORKED.clear()
@@ -242,15 +242,15 @@ def test_a_damaged_result_is_computed_again_and_said(tmp_path):
 def test_a_result_of_another_cell_or_experiment_is_refused(tmp_path):
     for name, changes in (("one", {}), ("other", {"lr": 0.5})):
         TOY.run(out=tmp_path / name, seeds=1, changes=changes)
-    kept = (tmp_path / "one/seed-0/a.json").read_bytes()
+    content = (tmp_path / "one/seed-0/a.json").read_bytes()
     shutil.copy(tmp_path / "other/seed-0/a.json", tmp_path / "one/seed-0/a.json")
     with pytest.raises(
         mo.MoietyError, match=r"^`a\.json` must be a file of run \w{16}, got one of run \w{16} in [^\n]*$"
     ):
         TOY.run(out=tmp_path / "one", resume=True)
     assert ["`a.json` must be a file of run" in line for line in mo.verify(tmp_path / "one")] == [True]
-    (tmp_path / "one/seed-0/a.json").write_bytes(kept)
-    (tmp_path / "one/seed-0/b-c.json").write_bytes(kept)
+    (tmp_path / "one/seed-0/a.json").write_bytes(content)
+    (tmp_path / "one/seed-0/b-c.json").write_bytes(content)
     with pytest.raises(
         mo.MoietyError, match=r"^`b-c\.json` must be the result of seed 0 b, c, got that of another cell"
     ):
@@ -280,13 +280,13 @@ def test_a_folder_of_an_older_format(tmp_path, capsys):
     """It was written before recipes had checksums: one line with both numbers, and nothing is touched."""
     old = Path(shutil.copytree(Path(__file__).parent / "format_1", tmp_path / "old"))
     before = {p: p.read_bytes() for p in old.rglob("*") if p.is_file()}
-    wanted = (
+    pattern = (
         r"`folder` must be of format 3, got format 1 in [^\n]*recipe.json\. Use the version of moiety that wrote it\."
     )
-    with pytest.raises(mo.MoietyError, match=wanted):
+    with pytest.raises(mo.MoietyError, match=pattern):
         TOY.run(out=old, resume=True)
     assert main(["verify", str(old)]) == 2
-    assert re.fullmatch(f"moiety: {wanted}\n", capsys.readouterr().err)
+    assert re.fullmatch(f"moiety: {pattern}\n", capsys.readouterr().err)
     assert {p: p.read_bytes() for p in old.rglob("*") if p.is_file()} == before
 
 
@@ -305,12 +305,12 @@ def test_results_are_for_their_owner_and_the_page_for_all(tmp_path):
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 def test_every_call_of_the_disk_may_fail(tmp_path, monkeypatch, for_good):
     """What ended stays, and the next try ends with the same results and a whole folder."""
-    counted = Disk()
+    disk = Disk()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "system_call", counted)
-        wanted = TOY.run(out=tmp_path / "whole", seeds=1)
-    assert len(counted.calls) > 30
-    for n, call in enumerate(counted.calls):
+        patch.setattr(files, "system_call", disk)
+        expected = TOY.run(out=tmp_path / "whole", seeds=1)
+    assert len(disk.calls) > 30
+    for n, call in enumerate(disk.calls):
         out = tmp_path / f"{n}"
         with monkeypatch.context() as patch:
             patch.setattr(files, "system_call", Disk(n, for_good=for_good))
@@ -318,7 +318,7 @@ def test_every_call_of_the_disk_may_fail(tmp_path, monkeypatch, for_good):
                 TOY.run(out=out, seeds=1)
         again = TOY.run(out=out, seeds=1, resume=True)
         assert {k: v.get("score") for k, v in again.results.items()} == {
-            k: v.get("score") for k, v in wanted.results.items()
+            k: v.get("score") for k, v in expected.results.items()
         }, call
         assert mo.verify(out) == []
         shutil.rmtree(out)
@@ -366,13 +366,13 @@ RUNS = replace(TOY, cells=runs, page=run_page, engine="sequential")
 
 
 def test_runs_start_from_each_other_and_are_continued(tmp_path):
-    seen = []
+    calls = []
 
     def watch(name, folder):
-        return lambda run, record: seen.append((name, folder and folder.name, record.round))
+        return lambda run, record: calls.append((name, folder and folder.name, record.round))
 
     outcome = RUNS.run(out=tmp_path, watch=watch)
-    assert seen == [(n, None if n == "short" else n, r) for n in ("base", "tuned", "short") for r in (1, 2)]
+    assert calls == [(n, None if n == "short" else n, r) for n in ("base", "tuned", "short") for r in (1, 2)]
     assert {p.name for p in tmp_path.iterdir() if p.is_dir()} == {"base", "tuned"}
     assert {k[0]: row["engine"] for k, row in outcome.results.items()} == {
         "base": "sequential",
@@ -413,17 +413,17 @@ def test_verdicts_are_counted_and_rows_are_those_of_the_interval():
     assert row["interval"] == pytest.approx([2 - 12.7062, 2 + 12.7062], abs=1e-3)
     assert claim_row("a", [1.0, 3.0])["verdict"] == "not decided at this scale"
     assert claim_row("a", [1.0, 1.0], within=0.5)["verdict"] == "does not hold"
-    told = "1 of 3 claims holds, 1 does not, 1 is not decided at this scale."
+    text = "1 of 3 claims holds, 1 does not, 1 is not decided at this scale."
     rows = [row, claim_row("b", [1.0, 3.0]), claim_row("c", [-1.0, -1.0]), {"row": "d"}]
-    assert count_verdicts(rows) == told
+    assert count_verdicts(rows) == text
 
 
 # The registry and the command.
 
 
 def entries(*pairs):
-    made = [importlib.metadata.EntryPoint(name, value, registry.GROUP) for name, value in pairs]
-    return lambda group: [entry for entry in made if entry.group == group]
+    points = [importlib.metadata.EntryPoint(name, value, registry.GROUP) for name, value in pairs]
+    return lambda group: [entry for entry in points if entry.group == group]
 
 
 def test_one_bad_package_does_not_break_the_command(monkeypatch, capsys, tmp_path):
@@ -454,16 +454,16 @@ def test_another_package_brings_its_own(monkeypatch, capsys, tmp_path):
     words = ["run", "toy", "--set", "rows=9", "--set", "rates=[0.5]", "--seeds", "1", "--out", str(tmp_path / "out")]
     assert main(words) == 0
     assert capsys.readouterr().out.endswith(f"\nIt is so.\nresults in {tmp_path / 'out'}\n")
-    asked = json.loads((tmp_path / "out/recipe.json").read_text())
-    assert (asked["changes"], asked["seeds"]) == ({"rows": 9, "rates": [0.5]}, 1)
+    options = json.loads((tmp_path / "out/recipe.json").read_text())
+    assert (options["changes"], options["seeds"]) == ({"rows": 9, "rates": [0.5]}, 1)
     assert main([*words, "--resume"]) == 0
-    for words, told in (
+    for words, text in (
         (["--set", "rows"], "of the form name=value"),
         (["--set", "zzz=1"], "Known: halved"),
         (["--workers", "2"], "`--workers` must be left out"),
     ):
         assert main(["run", "toy", *words, "--out", str(tmp_path / "bad")]) == 2
-        assert told in capsys.readouterr().err
+        assert text in capsys.readouterr().err
 
 
 def test_a_file_imports_no_recipe_and_no_compiler(tmp_path):
@@ -478,8 +478,8 @@ def test_a_file_imports_no_recipe_and_no_compiler(tmp_path):
         " from moiety.run.build import model_from; model_from({'name': 'transformer_lm', 'vocabulary': 9});"
         " print(code, sorted(n for n in sys.modules if n.startswith(('moiety_recipes', 'torch._dynamo'))))"
     )
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert process.stdout.splitlines()[-1] == "0 []", process.stderr
     for option in ("--scale", "--seeds"):
         code = main(["run", str(tmp_path / "first.toml"), option, "3"])
         assert code == 2
@@ -496,7 +496,7 @@ def test_cells_of_a_list_run_side_by_side_once_and_in_order(tmp_path, monkeypatc
     marks = tmp_path / "marks"
     marks.mkdir()
 
-    def listed(plan, seeds):
+    def list_cells(plan, seeds):
         names = ["one", "seven", "thirteen"]
         rows = yield [Cell(key=(name,), work=partial(_write_and_keep, marks, name)) for name in names]
         assert [row["score"] for row in rows] == [3.0, 5.0, 8.0]
@@ -505,7 +505,7 @@ def test_cells_of_a_list_run_side_by_side_once_and_in_order(tmp_path, monkeypatc
     def show(plan, seeds, results):
         return Page(about="", rows=[], sections=[], sentence=f"{results['sum',]['score']:g}")
 
-    experiment = Experiment(name="listed", summary="A list.", plan=lambda scale: Plan(), cells=listed, page=show)
+    experiment = Experiment(name="listed", summary="A list.", plan=lambda scale: Plan(), cells=list_cells, page=show)
     outcome = experiment.run(out=tmp_path / "out")
     assert outcome.sentence == "16"
     processes = {outcome.results[name,]["process"] for name in ("one", "seven", "thirteen")}
@@ -520,14 +520,14 @@ def test_cells_of_a_list_run_side_by_side_once_and_in_order(tmp_path, monkeypatc
 
 
 def test_how_many_cells_of_a_list_have_ended_is_said(tmp_path, caplog):
-    def listed(plan, seeds):
+    def list_cells(plan, seeds):
         yield [Cell(key=(name,), work=dict) for name in ("a", "b")]
 
     experiment = Experiment(
         name="listed",
         summary="A list.",
         plan=lambda scale: Plan(),
-        cells=listed,
+        cells=list_cells,
         page=lambda *_: Page(about="", rows=[], sections=[], sentence=""),
     )
     with caplog.at_level("INFO", logger="moiety.cells"):

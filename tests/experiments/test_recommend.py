@@ -47,17 +47,17 @@ def test_clients_that_label_differently_get_something_personal(answer):
 
 
 def test_the_same_seed_and_number_give_the_same_answer_also_after_a_stop(answer, tmp_path, monkeypatch):
-    ended = 0
+    last = 0
 
-    def stop(name, row, done, total):
-        nonlocal ended
-        ended = done
-        if done == 9:
+    def stop(name, row, number, total):
+        nonlocal last
+        last = number
+        if number == 9:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         ask(tmp_path / "out", on_result=stop)
-    assert ended == 9
+    assert last == 9
     fits = []
     fit = Search.fit
     monkeypatch.setattr(
@@ -66,9 +66,9 @@ def test_the_same_seed_and_number_give_the_same_answer_also_after_a_stop(answer,
     again = ask(tmp_path / "out")
     assert (again.sentence, again.rows, again.toml) == (answer.sentence, answer.rows, answer.toml)
     assert again.evaluations == answer.evaluations
-    trained = len(fits)
+    count = len(fits)
     assert ask(tmp_path / "out").sentence == answer.sentence
-    assert len(fits) == trained  # all of it was read
+    assert len(fits) == count  # all of it was read
 
 
 def test_where_the_clock_is_faster_the_last_steps_are_left_out_and_the_numbers_give_the_same_answer(
@@ -76,10 +76,10 @@ def test_where_the_clock_is_faster_the_last_steps_are_left_out_and_the_numbers_g
 ):
     """A clock of the test's own: 100,000 evaluations are promised for a second, and the runs make 70,000."""
     monkeypatch.setattr(Search, "measure", lambda self, budget, example: {"budget": answer.budget})
-    monkeypatch.setattr(Search, "foresee", lambda self, rounds: (self.spent + rounds * self.rows) / 70_000)
+    monkeypatch.setattr(Search, "foresee", lambda self, rounds: (self.evaluations + rounds * self.rows) / 70_000)
     short = ask(budget="1 s")
-    assert all(done >= least for done, least in zip(short.steps, (3, 1, 1, 2), strict=True))
-    assert all(done <= planned for done, planned in zip(short.steps, answer.steps, strict=True))
+    assert all(count >= least for count, least in zip(short.steps, (3, 1, 1, 2), strict=True))
+    assert all(count <= plan for count, plan in zip(short.steps, answer.steps, strict=True))
     assert sum(short.steps) < sum(answer.steps)
     assert short.evaluations <= 70_000
     assert any("Time ran short" in note for note in short.notes)
@@ -128,7 +128,7 @@ def test_costs_follow_from_what_is_sent(answer):
 
 
 @pytest.mark.parametrize(
-    ("change", "options", "wanted"),
+    ("change", "options", "text"),
     [
         ({"validation": 0.0}, {}, "`data` must be of some validation rows, got none. As in validation=0.2"),
         ({"test": 0.0}, {}, "`data` must be of some test rows, got none"),
@@ -146,10 +146,10 @@ def test_costs_follow_from_what_is_sent(answer):
         ),
     ],
 )
-def test_bad_input_is_one_line(change, options, wanted):
+def test_bad_input_is_one_line(change, options, text):
     fed = mo.data.load("digits", **{"clients": 6, "per_client": 30, "validation": 0.2, "seed": 0, **change})
     model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
-    with pytest.raises(MoietyError, match=wanted) as refusal:
+    with pytest.raises(MoietyError, match=text) as refusal:
         mo.recommend(model, fed, **{"budget": 200_000, **options})
     assert "\n" not in str(refusal.value)
 
@@ -206,5 +206,5 @@ def test_ties_of_the_mean_go_to_the_better_worst_tenth_and_then_to_fewer_hurt():
     best |= {name: {**row, "score": 0.6} for name, row in best.items() if name not in ("one model", "better mean")}
     search = SimpleNamespace(higher_is_better=True)
     rivals = [SimpleNamespace(name=name) for name in ("bad tail", "two hurt", "one hurt", "better mean")]
-    ranked = Contest._rank(SimpleNamespace(search=search, best=best), rivals)
-    assert [each.name for each in ranked] == ["better mean", "one hurt", "two hurt", "bad tail"]
+    order = Contest._rank(SimpleNamespace(search=search, best=best), rivals)
+    assert [each.name for each in order] == ["better mean", "one hurt", "two hurt", "bad tail"]

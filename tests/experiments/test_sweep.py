@@ -90,8 +90,8 @@ def test_a_sweep_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path, whole)
     assert all(file.read_bytes() == content for file, content in before.items())
     assert mo.verify(tmp_path) == []
     assert len(list(tmp_path.glob("*/seed-*/ledger.json"))) == 4
-    stored = json.loads((tmp_path / "table.json").read_text())
-    assert stored["best"]["point"] == {"algorithm.shared.lr": 0.3}
+    table = json.loads((tmp_path / "table.json").read_text())
+    assert table["best"]["point"] == {"algorithm.shared.lr": 0.3}
     other = copy.deepcopy(TABLES)
     other["run"]["rounds"] = 3
     with pytest.raises(MoietyError, match=r"`target` must be what the sweep in .* began with, got another"):
@@ -100,10 +100,10 @@ def test_a_sweep_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path, whole)
 
 def row(name, validation, test, **more):
     scores = {"validation": validation, "metric": test}
-    made = {
+    entries = {
         key: None if each is None else {"ours": each, "interval": None, "each": [each]} for key, each in scores.items()
     }
-    return {"row": name, "seeds": 1, "failed": 0, "metric_name": "accuracy", "part": "test", **made, **more}
+    return {"row": name, "seeds": 1, "failed": 0, "metric_name": "accuracy", "part": "test", **entries, **more}
 
 
 def test_test_rows_never_choose():
@@ -119,14 +119,14 @@ def test_test_rows_never_choose():
 
 
 def test_a_run_that_diverges_is_counted_and_the_others_go_on():
-    made = []
+    points = []
 
     def arguments(point):
-        made.append(point)
+        points.append(point)
         raise DivergenceError("the server is not finite")
 
     result = mo.sweep(arguments, {"lr": [1, 2]}, seeds=[4], jobs=1)
-    assert made == [{"lr": 1}, {"lr": 2}]
+    assert points == [{"lr": 1}, {"lr": 2}]
     assert [each["failed"] for each in result.rows] == [1, 1]
     assert (result.best, result.rows[0]["metric"]) == (None, None)
 
@@ -170,20 +170,20 @@ def small_arguments(point, **more):
 
 def test_a_function_is_taken_at_its_word(tmp_path):
     """Its engine, its callbacks and its objects count."""
-    seen = []
+    runs = []
 
     def arguments(point):
         engine = "vectorised" if point["algorithm"].spec["shared"] == 0.2 else "sequential"
-        return small_arguments(point, engine=engine, callbacks=[lambda run, record: seen.append(run)])
+        return small_arguments(point, engine=engine, callbacks=[lambda run, record: runs.append(run)])
 
     grid = {"algorithm": [mo.fedavg(shared=0.1), mo.fedavg(shared=0.2)]}
     result = mo.sweep(arguments, grid, seeds=1, out=tmp_path / "sweep", jobs=1)
-    assert len(seen) == 6
-    assert [run.engine for run in seen] == ["sequential"] * 3 + ["vectorised"] * 3
+    assert len(runs) == 6
+    assert [run.engine for run in runs] == ["sequential"] * 3 + ["vectorised"] * 3
     names = ['algorithm={"name": "fedavg", "shared": 0.1}', 'algorithm={"name": "fedavg", "shared": 0.2}']
     assert [row["row"] for row in result.rows] == names
     again = mo.sweep(arguments, grid, seeds=1, out=tmp_path / "sweep", jobs=1)
-    assert len(seen) == 6, "what has ended was run again"
+    assert len(runs) == 6, "what has ended was run again"
     assert again.rows == result.rows
     other = lambda point: small_arguments({})  # noqa: E731
     for values in ([object()], [{(1, 2): 3}], ["\ud800"], [lambda: 0]):
@@ -192,15 +192,15 @@ def test_a_function_is_taken_at_its_word(tmp_path):
 
 
 def test_what_a_function_gives_must_be_arguments_of_fit():
-    def refused(given, message):
+    def check_refusal(value, message):
         with pytest.raises(MoietyError, match=message):
-            mo.sweep(lambda point: given, seeds=1, jobs=1)
+            mo.sweep(lambda point: value, seeds=1, jobs=1)
 
-    refused(3, r"`target` must be a function that gives the arguments of moiety.fit, got 3 \(int\)")
-    refused({"model": 1, "data": 2}, "got one that gives no algorithm, rounds")
-    refused(small_arguments({}, out="x"), "and no folder, got one that gives out")
-    refused(small_arguments({}, round=1, learning_rate=2), "got one that gives learning_rate, round")
-    refused(small_arguments({}, settings={}), r"`settings` must be moiety.Settings\(...\), got {} \(dict\)")
+    check_refusal(3, r"`target` must be a function that gives the arguments of moiety.fit, got 3 \(int\)")
+    check_refusal({"model": 1, "data": 2}, "got one that gives no algorithm, rounds")
+    check_refusal(small_arguments({}, out="x"), "and no folder, got one that gives out")
+    check_refusal(small_arguments({}, round=1, learning_rate=2), "got one that gives learning_rate, round")
+    check_refusal(small_arguments({}, settings={}), r"`settings` must be moiety.Settings\(...\), got {} \(dict\)")
 
 
 def test_a_run_goes_on_with_the_engine_that_it_began_with(tmp_path):

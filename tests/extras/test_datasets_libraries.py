@@ -45,9 +45,9 @@ def table() -> Any:
 
 def rows_of(fed: mo.FederatedData, client: str | int) -> list[int]:
     """Which rows of the table a client has, found by their vectors."""
-    found = [int(np.flatnonzero((row == VECTORS).all(axis=1))[0]) for row in fed.client(client)["x"]]
-    assert fed.client(client)["y"].tolist() == LABELS[found].tolist()
-    return found
+    places = [int(np.flatnonzero((row == VECTORS).all(axis=1))[0]) for row in fed.client(client)["x"]]
+    assert fed.client(client)["y"].tolist() == LABELS[places].tolist()
+    return places
 
 
 def test_a_column_names_the_client(table: Any) -> None:
@@ -139,10 +139,10 @@ def test_texts_go_through_a_tokenizer(table: Any) -> None:
     inner = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")
-    said = datasets.Dataset.from_dict(
+    texts = datasets.Dataset.from_dict(
         {"text": ["it is late", "is it", "no", "late"], "y": [0, 1, 0, 1], "who": [1, 1, 2, 2]}
     )
-    fed = mo.data.from_datasets(said, client="who", text="text", tokenizer=tokenizer, test=0)
+    fed = mo.data.from_datasets(texts, client="who", text="text", tokenizer=tokenizer, test=0)
     assert fed.client("1")["input_ids"].tolist() == [[2, 3, 4], [3, 2, 0]]
     assert fed.client("2")["attention_mask"].tolist() == [[1, 0, 0], [1, 0, 0]]
 
@@ -176,6 +176,6 @@ def test_folders_of_pictures_for_each_client(tmp_path: Path) -> None:
     assert fed.columns["x"].shape == (12, 3, 6, 6)
     for client, own in kinds.items():
         rows = fed.client(client)
-        seen = [(fed.class_names[y], round(float(x.max()) * 255)) for x, y in zip(rows["x"], rows["y"], strict=True)]
-        assert sorted(seen) == sorted((kind, 10 * i + k) for k, kind in enumerate(own) for i in range(3))
+        pairs = [(fed.class_names[y], round(float(x.max()) * 255)) for x, y in zip(rows["x"], rows["y"], strict=True)]
+        assert sorted(pairs) == sorted((kind, 10 * i + k) for k, kind in enumerate(own) for i in range(3))
     assert fed.columns["x"].dtype == torch.zeros(1).numpy().dtype

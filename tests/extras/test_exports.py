@@ -29,10 +29,10 @@ def compute_onnx(model: nn.Module, columns: dict[str, np.ndarray], path: Path) -
     """What the model says as an ONNX file: for all rows and for two, with one file, since rows may be any number."""
     tensors, rows = as_tensors(columns), {0: torch.export.Dim.AUTO}
     by_name = {"kwargs": tensors, "dynamic_shapes": dict.fromkeys(tensors, rows)}
-    given: dict[str, Any] = {"args": (tensors["x"],), "dynamic_shapes": (rows,)} if "x" in tensors else by_name
+    arguments: dict[str, Any] = {"args": (tensors["x"],), "dynamic_shapes": (rows,)} if "x" in tensors else by_name
     if isinstance(model, RawModel):  # whose arguments have no names
-        given["dynamic_shapes"] = ((rows,),)
-    torch.onnx.export(model, f=path, dynamo=True, verbose=False, **given)
+        arguments["dynamic_shapes"] = ((rows,),)
+    torch.onnx.export(model, f=path, dynamo=True, verbose=False, **arguments)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     assert len(names) == len(columns)
@@ -47,8 +47,8 @@ def check_onnx(run: mo.Run, columns: dict[str, np.ndarray], tmp_path: Path, *, m
     outputs = compute_onnx(run.export(1, merge=merge), columns, tmp_path / f"{merge}.onnx")
     for output in outputs:
         some = {name: column[: len(output)] for name, column in columns.items()}
-        wanted = run.predictive(1, some).mean
-        np.testing.assert_allclose(output, wanted, rtol=1e-4, atol=1e-5)
+        expected = run.predictive(1, some).mean
+        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
         assert not np.allclose(output, run.predictive(0, some).mean, rtol=1e-4, atol=1e-5)
 
 
@@ -73,8 +73,8 @@ def test_plain_models_with_personal_parts(kind: str, tmp_path: Path) -> None:
         check_onnx(run, {"x": columns["x"]}, tmp_path, merge=True)
     x = torch.from_numpy(columns["x"])
     program = torch.export.export(run.export(1), (x,))
-    found = program.module()(x).detach().numpy()
-    np.testing.assert_allclose(found, run.predictive(1, columns["x"]).mean, rtol=1e-4, atol=1e-5)
+    output = program.module()(x).detach().numpy()
+    np.testing.assert_allclose(output, run.predictive(1, columns["x"]).mean, rtol=1e-4, atol=1e-5)
 
 
 def test_a_table_takes_its_preprocessing_along(tmp_path: Path) -> None:
@@ -111,17 +111,17 @@ def test_library_models_with_lora(name: str, tmp_path: Path) -> None:
         check_onnx(run, columns, tmp_path, merge=True)
     tensors, exported, merged = as_tensors(columns), run.export(1), run.export(1, merge=True)
     assert merged.state_dict().keys() == model.state_dict().keys()
-    given = {"args": tuple(tensors.values())} if case.column == "x" else {"args": (), "kwargs": tensors}
-    program = torch.export.export(exported, strict=False, **given).module()
+    arguments = {"args": tuple(tensors.values())} if case.column == "x" else {"args": (), "kwargs": tensors}
+    program = torch.export.export(exported, strict=False, **arguments).module()
     x = tensors[case.column]
     traced = torch.jit.trace(exported, x, strict=False)
     with torch.no_grad():
-        for output, wanted in (
-            (program(*given["args"], **given.get("kwargs", {})), run.predictive(1, columns).mean),
+        for output, expected in (
+            (program(*arguments["args"], **arguments.get("kwargs", {})), run.predictive(1, columns).mean),
             (traced(x), exported(x)),
         ):
-            found, right = (each["logits"] if isinstance(each, dict) else each for each in (output, wanted))
-            np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-5)
+            left, right = (each["logits"] if isinstance(each, dict) else each for each in (output, expected))
+            np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_of_peft(tmp_path: Path) -> None:

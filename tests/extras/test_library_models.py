@@ -54,11 +54,11 @@ def train_head(epochs: int, *, partial: bool) -> tuple[int, mo.Run]:
     model = make("BERT")
     split = mo.split.output_layer(model, frozen="bert")
     work = mo.sgd(0.1, batch_size=2, epochs=epochs)
-    with CountedRows() as counted:
+    with CountedRows() as counter:
         settings = mo.Settings(partial=partial)
         algorithm = mo.fedalt(shared=0.1, personal=work)
         run = mo.fit(model, data("input_ids"), algorithm, split=split, rounds=2, engine="sequential", settings=settings)
-    return counted.rows, run
+    return counter.rows, run
 
 
 def test_the_body_of_bert_runs_once_per_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,19 +57,19 @@ def train(name: str, method: str, engine: str) -> mo.Run:
 def test_engines_agree(name: str, method: str) -> None:
     """A round on all engines gives the same numbers, or the vectorised one says in a line why it cannot."""
     run = train(name, method, "sequential")
-    wanted = run.parameters(0)
+    expected = run.parameters(0)
     before = dict(run._model.named_parameters())
-    assert any(not torch.equal(wanted[n], p) for n, p in before.items())  # it did train
+    assert any(not torch.equal(expected[n], p) for n, p in before.items())  # it did train
     other = train(name, method, "processes").parameters(0)
-    assert all(torch.equal(other[n], p) for n, p in wanted.items())
+    assert all(torch.equal(other[n], p) for n, p in expected.items())
     if name in NOT_VECTORISED:
-        with pytest.raises(mo.MoietyError, match=NOT_VECTORISED[name]) as caught:
+        with pytest.raises(mo.MoietyError, match=NOT_VECTORISED[name]) as error:
             train(name, method, "vectorised")
-        assert "\n" not in str(caught.value)
-        assert str(caught.value).endswith("Use engine sequential.")
+        assert "\n" not in str(error.value)
+        assert str(error.value).endswith("Use engine sequential.")
     else:
         block = train(name, method, "vectorised").parameters(0)
-        for n, p in wanted.items():
+        for n, p in expected.items():
             torch.testing.assert_close(block[n], p, rtol=1e-4, atol=1e-5)
 
 
@@ -106,9 +106,9 @@ def test_steps_are_those_of_torch(name: str, method: str) -> None:
     for _ in range(2):
         for names in parts:
             descend(oracle, names, columns, torch.from_numpy(rows["y"]), work.lr)
-    wanted = dict(oracle.named_parameters()) | (dict(oracle.named_buffers()) if method == "fedavg" else {})
+    expected = dict(oracle.named_parameters()) | (dict(oracle.named_buffers()) if method == "fedavg" else {})
     ours = run.parameters(0)
-    for n, p in wanted.items():
+    for n, p in expected.items():
         torch.testing.assert_close(ours[n], p.detach(), rtol=1e-6, atol=1e-7, msg=lambda text, n=n: f"{n}: {text}")
 
 
@@ -121,10 +121,10 @@ def test_layers_that_are_reached() -> None:
         mo.split.lora(make("resnet18"), rank=2)
     with pytest.raises(mo.MoietyError, match=r"got MobileNetV2\. .* targets=\[...\], for instance 'features.0.0'"):
         mo.split.adapters(make("MobileNet"))
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         mo.split.lora(make("BERT"), rank=4)
-    assert [str(w.message) for w in caught] == [
+    assert [str(w.message) for w in records] == [
         "`rank` 4 is more than the smaller side of some layers, which get less: classifier 2."
     ]
 
@@ -161,13 +161,13 @@ def test_adapters_sit_before_the_sums(name: str) -> None:
         for n, p in adapted.named_parameters():
             if ".adapter.up." in n:
                 p.zero_()
-        same, wanted = adapted(column), model(column)
+        same, plain = adapted(column), model(column)
         for a, b in zip(
-            *((t if isinstance(t, tuple | list) else [getattr(t, "logits", t)]) for t in (same, wanted)), strict=True
+            *((t if isinstance(t, tuple | list) else [getattr(t, "logits", t)]) for t in (same, plain)), strict=True
         ):
             torch.testing.assert_close(a, b)
         for n, p in adapted.named_parameters():
             if ".adapter.up." in n:
                 p.copy_(torch.linspace(-3, 2, p.numel()).sin().reshape(p.shape))
         other = adapted(column)
-    assert not torch.allclose(getattr(other, "logits", other), getattr(wanted, "logits", wanted))
+    assert not torch.allclose(getattr(other, "logits", other), getattr(plain, "logits", plain))

@@ -30,10 +30,10 @@ FED = data()
 
 def begin(callback: Any, out: Path, **options: Any) -> mo.Run:
     model = mo.models.mlp(4, 3, hidden=(5,), seed=0)
-    given = {"rounds": ROUNDS, "engine": "sequential", "settings": mo.Settings(evaluate_every=1), **options}
+    arguments = {"rounds": ROUNDS, "engine": "sequential", "settings": mo.Settings(evaluate_every=1), **options}
     split = mo.split.output_layer(model)
     algorithm = mo.fedalt(shared=0.3, personal=0.3)
-    return mo.fit(model, FED, algorithm, split=split, out=out, callbacks=[callback], **given)
+    return mo.fit(model, FED, algorithm, split=split, out=out, callbacks=[callback], **arguments)
 
 
 class KilledError(Exception):
@@ -62,8 +62,8 @@ def test_tensorboard_event_files(tmp_path):
     events = EventAccumulator(str(tmp_path / "run/tensorboard"), {"histograms": 0, "tensors": 0, "scalars": 0})
     events.Reload()
     for name in ("loss", "metric", "train_loss", "worst_decile", "up_payload"):
-        logged = [(each.step, each.value) for each in events.Scalars(f"history/{name}")]
-        assert logged == [(row["round"], pytest.approx(row[name], rel=1e-6)) for row in run.history], name
+        values = [(each.step, each.value) for each in events.Scalars(f"history/{name}")]
+        assert values == [(row["round"], pytest.approx(row[name], rel=1e-6)) for row in run.history], name
     histograms = events.Histograms("clients/metric")
     assert [each.step for each in histograms] == [1, 2, 3, 4]
     metrics = [row["metric"] for row in run.clients]
@@ -84,15 +84,15 @@ def test_mlflow_in_sqlite(tmp_path, monkeypatch):
         begin(killed_after(2, make()), tmp_path / "run")
     run = mo.resume(tmp_path / "run", data=FED, callbacks=[make()])
     client = mlflow.MlflowClient(tracking_uri=store)
-    (found,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])  # resumed, not begun anew
-    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
-    assert found.data.params["run.rounds"] == "4"
-    assert found.data.params["algorithm.name"] == "fedalt"
+    (entry,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])  # resumed, not begun anew
+    assert (entry.info.run_name, entry.info.status) == ("run", "FINISHED")
+    assert entry.data.params["run.rounds"] == "4"
+    assert entry.data.params["algorithm.name"] == "fedalt"
     for name in ("loss", "metric", "worst_decile"):
-        logged = {each.step: each.value for each in client.get_metric_history(found.info.run_id, name)}
-        assert logged == {row["round"]: pytest.approx(row[name]) for row in run.history}, name
-    assert found.data.metrics["ledger.up_payload"] == run.ledger["up_payload"]
-    place = Path(client.download_artifacts(found.info.run_id, "", None))
+        values = {each.step: each.value for each in client.get_metric_history(entry.info.run_id, name)}
+        assert values == {row["round"]: pytest.approx(row[name]) for row in run.history}, name
+    assert entry.data.metrics["ledger.up_payload"] == run.ledger["up_payload"]
+    place = Path(client.download_artifacts(entry.info.run_id, "", None))
     assert (place / "clients.parquet").read_bytes() == (tmp_path / "run/clients.parquet").read_bytes()
     spread = json.loads((place / "clients.json").read_text())
     metrics = [row["metric"] for row in run.clients]
@@ -115,9 +115,9 @@ def test_wandb_offline(tmp_path, monkeypatch):
         if record.WhichOneof("record_type") == "history"
     ]
     assert [row["_step"] for row in rows] == [1, 2]
-    for row, wanted in zip(rows, run.history, strict=True):
+    for row, scores in zip(rows, run.history, strict=True):
         for name in ("loss", "metric", "worst_decile"):
-            assert row[f"history/{name}"] == pytest.approx(wanted[name])
+            assert row[f"history/{name}"] == pytest.approx(scores[name])
         assert (row["clients/metric/_type"], sum(row["clients/metric/values"])) == ("histogram", 4)
     config = {
         item.key: json.loads(item.value_json)

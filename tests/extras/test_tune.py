@@ -53,11 +53,11 @@ def test_a_search_that_stopped_goes_on_as_if_it_had_not(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         mo.tune(copy.deepcopy(TABLES), SPACE, trials=12, out=tmp_path, watch=break_off)
-    kept = {file: file.read_bytes() for file in tmp_path.glob("trial-*/*.json")}
-    assert len(kept) == 5
+    contents = {file: file.read_bytes() for file in tmp_path.glob("trial-*/*.json")}
+    assert len(contents) == 5
     again = mo.tune(copy.deepcopy(TABLES), SPACE, trials=12, out=tmp_path)
     assert without_times(again.rows) == without_times(whole.rows)
-    assert all(file.read_bytes() == content for file, content in kept.items())
+    assert all(file.read_bytes() == content for file, content in contents.items())
     assert mo.verify(tmp_path) == []
     assert again.best["score"] == pytest.approx(score(again.best["point"]))
     assert again.best["score"] == max(row["score"] for row in again.rows if row["state"] == "ended")
@@ -69,10 +69,10 @@ def test_a_trial_is_pruned_where_it_is_worse_than_the_median():
     """The rule of Optuna's median pruner, by hand: the best so far against the median of trials that ended."""
     rows = mo.tune(copy.deepcopy(TABLES), SPACE, trials=12).rows
     for at, row in enumerate(rows):
-        ended = [dict(map(tuple, each["reports"])) for each in rows[:at] if each["state"] == "ended"]
+        reports = [dict(map(tuple, each["reports"])) for each in rows[:at] if each["state"] == "ended"]
         behind = []
         for count, (turn, _) in enumerate(row["reports"][:3], 1):  # after the last round there is nothing to stop
-            middle = median(each[turn] for each in ended) if len(ended) >= 5 else math.inf
+            middle = median(each[turn] for each in reports) if len(reports) >= 5 else math.inf
             behind.append(min(value for _, value in row["reports"][:count]) > middle)
         assert behind == [False] * len(behind) if row["state"] == "ended" else behind.index(True) == len(behind) - 1
 

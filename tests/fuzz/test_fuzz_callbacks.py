@@ -42,21 +42,21 @@ def models_of(run: mo.Run) -> list[dict[str, torch.Tensor]]:
 @functools.cache
 def uninterrupted(lr: float, every: int) -> tuple[dict[int, Any], list[dict[str, Any]]]:
     """The models after every round of a run that nothing stops, and its history."""
-    seen: dict[int, Any] = {}
-    run = train(lr, every, [lambda run, record: seen.update({record.round: models_of(run)})])
-    return seen, run.history
+    models: dict[int, Any] = {}
+    run = train(lr, every, [lambda run, record: models.update({record.round: models_of(run)})])
+    return models, run.history
 
 
 def by_hand(lr: float, every: int, patience: int, metric: str) -> tuple[int | None, int, bool]:
     """The best round, the last one, and whether patience ended then, from the numbers of the history alone."""
-    sign, best, waited, top = 1 if metric in LOWER else -1, None, 0, math.inf
+    sign, best, count, top = 1 if metric in LOWER else -1, None, 0, math.inf
     for row in uninterrupted(lr, every)[1]:
         value = row[metric]
         if value is not None and sign * value < top:
-            best, waited, top = row["round"], 0, sign * value
+            best, count, top = row["round"], 0, sign * value
         else:
-            waited += 1
-        if waited >= patience:
+            count += 1
+        if count >= patience:
             return best, row["round"], True
     return best, ROUNDS, False
 
@@ -65,9 +65,9 @@ def same_models(one: Any, other: Any) -> bool:
     return all(torch.equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in a)
 
 
-def same_rows(history: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
+def same_rows(history: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
     plain = lambda rows: [{k: v for k, v in row.items() if k != "seconds"} for row in rows]  # noqa: E731
-    return plain(history) == plain(wanted)
+    return plain(history) == plain(expected)
 
 
 @slowly_fuzzed
@@ -90,13 +90,13 @@ def test_early_stopping(patience: Any, metric: Any, restore: Any, lr: float, eve
         best, stop, ended = by_hand(lr, every, patience, metric or "metric")
         models, history = uninterrupted(lr, every)
         end = best if restore and best is not None else stop
-        opened = [run] if out is None else [run, mo.load(out, data=DATA)]
-        fits = [same_models(models_of(each), models[end]) for each in opened]
-        wanted = [row for row in history if row["round"] <= stop]
-        more = out is None or (mo.verify(out) == [] and same_rows(opened[-1].history, wanted))
+        runs = [run] if out is None else [run, mo.load(out, data=DATA)]
+        fits = [same_models(models_of(each), models[end]) for each in runs]
+        expected = [row for row in history if row["round"] <= stop]
+        more = out is None or (mo.verify(out) == [] and same_rows(runs[-1].history, expected))
         if out is not None and restore and best is not None:
             fits.append(same_models(models_of(mo.load(out, data=DATA, best=True)), models[best]))
-        return all(fits) and more and same_rows(run.history, wanted) and bool(run.stopped) == ended
+        return all(fits) and more and same_rows(run.history, expected) and bool(run.stopped) == ended
 
     try:
         classify("early stopping", call, is_right)
@@ -142,12 +142,12 @@ def test_csv_and_callbacks_of_ones_own(path: Any, own: str, kept: bool, every: i
     def is_right(run: mo.Run) -> bool:
         target = place / "run/history.csv" if file is None else Path(file)
         stop = 2 if own.startswith("stops") else ROUNDS
-        wanted = [row for row in uninterrupted(0.1, every)[1] if row["round"] <= stop]
+        expected = [row for row in uninterrupted(0.1, every)[1] if row["round"] <= stop]
         with open(target, newline="") as stream:
             rows = list(csv.DictReader(stream))
         text = lambda value: "" if value in (None, []) else str(value)  # noqa: E731
         same = [{k: text(v) for k, v in row.items()} for row in run.history] == rows
-        return same and same_rows(run.history, wanted) and (out is None or mo.verify(out) == [])
+        return same and same_rows(run.history, expected) and (out is None or mo.verify(out) == [])
 
     try:
         classify("CSV and own callbacks", call, is_right)

@@ -44,8 +44,8 @@ ODD: list[Any] = [
 
 def mutate_column(draw: Any, values: np.ndarray) -> Any:
     """The column in another dress, or with something odd in it."""
-    known = ["as it is", "list", "odd", "mask", "cut", "shape", "nested", "objects"]
-    how = draw(st.sampled_from(known + ["dtype", "tensor"] * (values.dtype.kind != "U")))
+    names = ["as it is", "list", "odd", "mask", "cut", "shape", "nested", "objects"]
+    how = draw(st.sampled_from(names + ["dtype", "tensor"] * (values.dtype.kind != "U")))
     if how == "objects":
         return values.astype(object)
     if how == "list":
@@ -92,13 +92,13 @@ def test_arrays(data: st.DataObject) -> None:
     def is_right(fed: FederatedData) -> bool:
         """Every row is there once, with its own client and its values, and nothing was masked."""
         names = np.asarray(ids).astype(str)
-        given = np.asarray(columns["x"], dtype=np.float64).reshape(len(names), -1)
+        values = np.asarray(columns["x"], dtype=np.float64).reshape(len(names), -1)
         hidden = any(hides(each) for each in (*columns.values(), ids))
-        seen = [
+        actual = [
             row for at in range(len(fed)) for part in ("train", "validation", "test") for row in _rows(fed, at, part)
         ]
-        wanted = [(name, *row) for name, row in zip(names, given, strict=True)]
-        return not hidden and bool(np.isfinite(given).all()) and sorted(seen) == sorted(wanted)
+        expected = [(name, *row) for name, row in zip(names, values, strict=True)]
+        return not hidden and bool(np.isfinite(values).all()) and sorted(actual) == sorted(expected)
 
     classify("arrays", lambda: from_arrays(columns, ids, test=test), is_right)
 
@@ -153,7 +153,7 @@ def place() -> Any:
 def test_npz(place: Path, data: st.DataObject) -> None:
     draw, file = data.draw, place / "letter.npz"
     np.savez_compressed(file, **LETTERS)
-    changed = dict(LETTERS)
+    arrays = dict(LETTERS)
     if draw(st.booleans()):
         damage(draw, file)
     else:
@@ -162,23 +162,23 @@ def test_npz(place: Path, data: st.DataObject) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that a masked element becomes NaN
-                changed[name] = np.asarray(column)
+                arrays[name] = np.asarray(column)
         except (ValueError, TypeError, OverflowError):
             reject()  # no array can hold it, so no file can
-        if name == "n_train" and changed[name].size == 1:
-            changed[name] = changed[name].reshape(())
-        np.savez(file, **changed)  # NumPy's own pickles are refused when they are read
+        if name == "n_train" and arrays[name].size == 1:
+            arrays[name] = arrays[name].reshape(())
+        np.savez(file, **arrays)  # NumPy's own pickles are refused when they are read
 
     def call() -> Any:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as records:
             warnings.simplefilter("always")
-            return load("letter", clients=2, seed=1), [str(each.message) for each in told]
+            return load("letter", clients=2, seed=1), [str(each.message) for each in records]
 
     def is_right(result: Any) -> bool:
         """It is said that this is not that data set, and nothing is out of range."""
-        fed, told = result
+        fed, messages = result
         fine = bool(np.isfinite(fed.columns["x"]).all()) and 0 <= fed.columns["y"].min() <= fed.columns["y"].max() < 26
-        return fine and any("results are not of that data set" in text for text in told)
+        return fine and any("results are not of that data set" in text for text in messages)
 
     classify("npz", call, is_right)
 
@@ -215,10 +215,10 @@ def test_data_folders(place: Path, data: st.DataObject) -> None:
 
     def is_right(fed: FederatedData) -> bool:
         """The rows of the columns that are named are those that were saved, under the same clients."""
-        was = open_folder(place / "data")
-        same = all(np.array_equal(fed.columns[name], was.columns[name]) for name in fed.columns)
-        named = isinstance(fed.ids, np.ndarray) and list(fed.ids) == list(was.ids)
-        return same and named and np.array_equal(fed.bounds, was.bounds)
+        before = open_folder(place / "data")
+        same = all(np.array_equal(fed.columns[name], before.columns[name]) for name in fed.columns)
+        named = isinstance(fed.ids, np.ndarray) and list(fed.ids) == list(before.ids)
+        return same and named and np.array_equal(fed.bounds, before.bounds)
 
     try:
         classify("data folders", lambda: open_folder(folder), is_right)

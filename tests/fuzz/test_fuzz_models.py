@@ -126,7 +126,7 @@ def with_forward(call: str) -> type[Model]:
         "unused": lambda self, pixel_values, labels=None, attention_mask=None, more=3: self.logits(
             pixel_values, attention_mask
         ),
-        "any": lambda self, *given, **named: self.logits(*given, **named),
+        "any": lambda self, *arguments, **options: self.logits(*arguments, **options),
         "missing": lambda self, tokens: self.logits(tokens),
     }
     return type("Model", (Model,), {"forward": forwards[call]})
@@ -151,24 +151,24 @@ def step_by_hand(x: np.ndarray, classes: int) -> dict[str, np.ndarray]:
     st.sampled_from(["sequential", "vectorised"]),
     st.sampled_from([None, None, "named", "wrong"]),
 )
-def test_models_of_libraries(output: str, buffer: str, call: str, frozen: bool, engine: str, named: str | None) -> None:
+def test_models_of_libraries(output: str, buffer: str, call: str, frozen: bool, engine: str, case: str | None) -> None:
     plain = call in ("x", "any")
     names = ("x",) if plain else ("pixel_values", "attention_mask")
     columns: dict[str, Any] = {names[0]: VALUES, "y": Y} | ({} if plain else {"attention_mask": MASK})
-    given = {None: None, "named": list(names), "wrong": ["nonsense"]}[named]
+    inputs = {None: None, "named": list(names), "wrong": ["nonsense"]}[case]
 
     def train() -> mo.Run:
         fed = mo.data.from_arrays(columns, client=CLIENTS, test=0)
-        settings = mo.Settings() if given is None else mo.Settings(inputs=given)
+        settings = mo.Settings() if inputs is None else mo.Settings(inputs=inputs)
         algorithm = mo.fedavg(shared=mo.sgd(LR, steps=1, batch_size="all"))
         model = with_forward(call)(buffer, output, frozen)
         return mo.fit(model, fed, algorithm, rounds=1, engine=engine, loss="cross_entropy", settings=settings)
 
     def is_right(run: mo.Run) -> bool:
-        if output in WRONG_OUTPUTS or call == "missing" or named == "wrong" or output in ("complex", "one class"):
+        if output in WRONG_OUTPUTS or call == "missing" or case == "wrong" or output in ("complex", "one class"):
             return False  # there is nothing that it could rightly be
-        got, wanted = run.parameters(0), step_by_hand(features(buffer, not plain), CLASSES)
-        return all(np.allclose(got[name].double().numpy(), wanted[name], atol=1e-5) for name in wanted)
+        parameters, expected = run.parameters(0), step_by_hand(features(buffer, not plain), CLASSES)
+        return all(np.allclose(parameters[name].double().numpy(), expected[name], atol=1e-5) for name in expected)
 
     classify("models of libraries", train, is_right)
 

@@ -70,7 +70,7 @@ class Case(NamedTuple):
     out: Path
     copies: dict[str, Path]
     runs: list[Path]
-    wanted: Any
+    expected: Any
 
 
 def start(kind: str, out: Path, stop: int = 0) -> Any:
@@ -151,16 +151,16 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             write_sealed(folder / "command.json", {"set": []}, read_id(folder))
         copies[state] = Path(shutil.copytree(out, place / state))
     runs = sorted(each.parent.relative_to(out) for each in out.rglob("config.toml"))
-    wanted = describe([mo.load(out / place, data=DATA) for place in runs])
-    for one, more in zip(wanted, go_on(kind, out), strict=True):
+    expected = describe([mo.load(out / place, data=DATA) for place in runs])
+    for one, more in zip(expected, go_on(kind, out), strict=True):
         one |= more
     assert kind != "best" or mo.load(out, data=DATA).restored is not None, "this run is of no use"
-    return Case(out, copies, runs, wanted)
+    return Case(out, copies, runs, expected)
 
 
 def act(kind: str, case: Case, how: str) -> tuple[Any, list[str]]:
     """Resume the run, load it, or compare it with itself; what comes of it, and the warnings."""
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         if how == "resume":
             result = go_on(kind, case.out)
@@ -176,7 +176,7 @@ def act(kind: str, case: Case, how: str) -> tuple[Any, list[str]]:
                 each = read_result(folder, "run")
                 history = [{key: value for key, value in row.items() if key != "seconds"} for row in each.history]
                 result.append({"history": history, "clients": each.clients, "ledger": each.ledger})
-    return result, [str(each.message) for each in told]
+    return result, [str(each.message) for each in records]
 
 
 def try_case(kind: str, case: Case, number: int) -> str:
@@ -202,13 +202,15 @@ def try_case(kind: str, case: Case, number: int) -> str:
 
         Without its ledger a run has not ended, and what is loaded of it has no rows of clients.
         """
-        got, told = result
-        lost = any("has lost the rows of" in text for text in told)
+        results, messages = result
+        lost = any("has lost the rows of" in text for text in messages)
         under_way = how == "load" and not all((case.out / place / "ledger.json").exists() for place in case.runs)
-        allowed = {*may_change, *(["history"] if lost else []), *(["clients", "ledger"] if under_way else [])}
-        differs = {part for one, two in zip(case.wanted, got, strict=True) for part in two if one[part] != two[part]}
+        parts = {*may_change, *(["history"] if lost else []), *(["clients", "ledger"] if under_way else [])}
+        differs = {
+            part for one, two in zip(case.expected, results, strict=True) for part in two if one[part] != two[part]
+        }
         forged_results.update([kind] if differs & set(may_change) else [])
-        return differs <= allowed
+        return differs <= parts
 
     about = f"{kind}, {number}: {state}, {'forged' if forged else 'damaged'} {file}, {what}, {how}"
     try:

@@ -215,14 +215,14 @@ HARMLESS = ["nothing", "NaN", "zeros", "weight of 3"]
 @given(st.lists(st.sampled_from(sorted(CHANGES) + HARMLESS * 5), min_size=4, max_size=4))
 def test_own_algorithms(changes: list[str]) -> None:
     """Each of the four clients changes its update in its own way; the mean of what counts is taken by hand."""
-    sent: dict[int, tuple[float, dict[str, np.ndarray]]] = {}
+    uploads: dict[int, tuple[float, dict[str, np.ndarray]]] = {}
 
     def client_update(work: Any, received: Any, state: Any) -> Any:
         update, state = PLAIN.client_update(work, received, state)
         client = int(work.key) ^ hash_words("client", 0)  # another number where operations are counted
         update = CHANGES[changes[client] if client in range(4) else "nothing"](update)
         upload = {k: np.array(v, dtype=np.float64) for k, v in update.upload.items()}
-        sent[client] = float(update.weight), upload
+        uploads[client] = float(update.weight), upload
         return update, state
 
     model = mo.models.linear(inputs=3, outputs=2)
@@ -235,14 +235,14 @@ def test_own_algorithms(changes: list[str]) -> None:
     def is_right(run: mo.Run) -> bool:
         """The server moves by the weighted mean of the uploads of the four clients that are finite."""
         usable = [
-            (w, u) for w, u in (sent[client] for client in range(4)) if all(np.isfinite(v).all() for v in u.values())
+            (w, u) for w, u in (uploads[client] for client in range(4)) if all(np.isfinite(v).all() for v in u.values())
         ]
-        wanted = first
+        expected = first
         if usable:
             total = sum(w for w, _ in usable)
-            wanted = {k: v + sum(w / total * u[k] for w, u in usable) for k, v in first.items()}
-        got = run.shared_parameters()
-        return all(np.allclose(got[k].double().numpy(), wanted[k], atol=1e-5) for k in wanted)
+            expected = {k: v + sum(w / total * u[k] for w, u in usable) for k, v in first.items()}
+        parameters = run.shared_parameters()
+        return all(np.allclose(parameters[k].double().numpy(), expected[k], atol=1e-5) for k in expected)
 
     classify("own algorithms", call, is_right)
 

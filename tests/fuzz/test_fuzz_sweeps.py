@@ -180,8 +180,8 @@ def test_the_command(file: Path, grid: list[tuple[str, str]], seeds: str, jobs: 
         """The folder is whole; where the rate alone is swept, its scores are those of ``fit``."""
         numbers = [int(each) for each in seeds.split(",")]
         if [key for key, _ in grid] == [RATE]:
-            got = [row["point"][RATE] for row in rows]
-            return mo.verify(out) == [] and check_rows(rows, got, numbers[0] if len(numbers) == 1 else numbers)
+            rates = [row["point"][RATE] for row in rows]
+            return mo.verify(out) == [] and check_rows(rows, rates, numbers[0] if len(numbers) == 1 else numbers)
         ended = all(row["metric"] is None or np.isfinite(row["metric"]["each"]).all() for row in rows)
         return mo.verify(out) == [] and len(rows) > 0 and ended
 

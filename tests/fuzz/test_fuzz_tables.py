@@ -89,8 +89,8 @@ def test_tables(data: st.DataObject) -> None:
         name, odd = draw(st.sampled_from(sorted(GOOD))), draw(st.sampled_from(ODD))
         whole = draw(st.booleans())
         columns[name] = [odd] * ROWS if whole else [*columns[name][:3], odd, *columns[name][4:]]
-    chosen = draw(st.lists(st.sampled_from(sorted(OPTIONS)), max_size=2, unique=True))
-    options = {"client": "site", "target": "y"} | {name: draw(st.sampled_from(OPTIONS[name])) for name in chosen}
+    keys = draw(st.lists(st.sampled_from(sorted(OPTIONS)), max_size=2, unique=True))
+    options = {"client": "site", "target": "y"} | {name: draw(st.sampled_from(OPTIONS[name])) for name in keys}
     try:
         frame = MAKERS[draw(st.sampled_from(sorted(MAKERS)))](columns)
     except Exception:  # each library has its own; no table can hold it, so nobody can give it
@@ -109,22 +109,22 @@ def test_tables(data: st.DataObject) -> None:
         """All numbers are finite; where they are taken as they are, each client has its own, and every row once."""
         x, y = np.asarray(fed.columns["x"]), np.asarray(fed.columns["y"])
         finite = bool(np.isfinite(x).all() and np.isfinite(y.astype(float)).all())
-        if columns != GOOD or not {*chosen} <= {*KEEPS_NUMBERS}:
+        if columns != GOOD or not {*keys} <= {*KEEPS_NUMBERS}:
             return finite and sum(fed.sizes(part).sum() for part in ("train", "validation", "test")) <= ROWS
         names = [n for n in ("age", "dose") if n not in (options.get("drop") or []) and n not in options.values()]
         numbers = [fed.preprocessing.names.index(name) for name in names] if hasattr(fed.preprocessing, "names") else []
         own = options["client"]
-        wanted = sorted((str(c), *(float(columns[n][i]) for n in names)) for i, c in enumerate(columns[own]))
+        expected = sorted((str(c), *(float(columns[n][i]) for n in names)) for i, c in enumerate(columns[own]))
         if own in ("age", "y") or not numbers:
             return finite
-        got = [
+        rows = [
             (str(fed.ids[at]), *map(float, row[numbers]))
             for at in range(len(fed))
             for part in ("train", "validation", "test")
             for row in fed.at(at, part)["x"]
         ]
-        seen = set(map(str, fed.ids))
-        return finite and sorted(got) == [row for row in wanted if row[0] in seen]
+        clients = set(map(str, fed.ids))
+        return finite and sorted(rows) == [row for row in expected if row[0] in clients]
 
     try:
         classify("tables", lambda: mo.data.from_frame(frame, **options), is_right)
@@ -136,12 +136,12 @@ NAME = "pendigits"
 
 
 @pytest.fixture(scope="module")
-def fetched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
+def data_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
     """A data set that was fetched from the publisher's small files into the folder that ``MOIETY_DATA`` names."""
     folder = tmp_path_factory.mktemp("data")
-    made, arrays = small.MAKERS[NAME]()
+    files, arrays = small.MAKERS[NAME]()
     with pytest.MonkeyPatch.context() as patch, serve() as publisher:
-        patch.setitem(DATA_SETS, NAME, publisher.publish(NAME, made))
+        patch.setitem(DATA_SETS, NAME, publisher.publish(NAME, files))
         patch.setenv("MOIETY_DATA", str(folder))
         path = fetch(NAME)
         yield path, arrays
@@ -149,9 +149,9 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
 
 @slowly_fuzzed
 @given(st.data())
-def test_folders_of_data_sets(fetched: tuple[Path, dict[str, np.ndarray]], data: st.DataObject) -> None:
+def test_folders_of_data_sets(data_set: tuple[Path, dict[str, np.ndarray]], data: st.DataObject) -> None:
     """``moiety data check`` never calls a file known or made whose arrays are others; ``fetch`` makes it again."""
-    path, arrays = fetched
+    path, arrays = data_set
     draw, before = data.draw, {file: file.read_bytes() for file in path.parent.iterdir() if file.is_file()}
     file = draw(st.sampled_from(sorted(before)))
     content = damage_bytes(bytearray(before[file]), data.draw(st.randoms(use_true_random=False)))

@@ -23,7 +23,7 @@ SIZES = (9, 3, 18, 6, 24, 5, 13)
 MANY = (30, 34, 45, 28, 40, 36, 50)
 """As many that a layer of each client's own has one best value, well apart from others."""
 BOTH = ("sequential", "vectorised")
-ALONE = ("sequential",)
+SEQUENTIAL = ("sequential",)
 
 
 def _columns(rng: np.random.Generator, client: int, rows: int, regression: bool) -> dict[str, np.ndarray]:
@@ -83,28 +83,28 @@ class Case:
     def run(self, engine: str = "sequential") -> mo.Run:
         """Train."""
         model, data = net(2 if self.regression else 3, self.norm), data_of(self.sizes, self.regression)
-        made = self.algorithm()
-        if isinstance(made, list):
-            return mo.pipeline(made, model, data, engine=engine, seed=5)[-1]
+        algorithm = self.algorithm()
+        if isinstance(algorithm, list):
+            return mo.pipeline(algorithm, model, data, engine=engine, seed=5)[-1]
         split = None if self.split is None else self.split(model)
-        ways: dict[str, Any] = {"rounds": self.rounds, "cohort": self.cohort, **self.options()}
-        return mo.fit(model, data, made, **with_settings(split=split, engine=engine, seed=5, **ways))
+        arguments: dict[str, Any] = {"rounds": self.rounds, "cohort": self.cohort, **self.options()}
+        return mo.fit(model, data, algorithm, **with_settings(split=split, engine=engine, seed=5, **arguments))
 
     def numbers(self, engine: str = "sequential") -> dict[str, dict[str, Any]]:
         """What a run ends with: tensors, columns of the history, and the ledger."""
         run = self.run(engine)
         each = [run.parameters(f"client-{i}") for i in range(len(SIZES))]
-        found: dict[str, dict[str, Any]] = {
+        parts: dict[str, dict[str, Any]] = {
             "broadcast": run.broadcast(),
             "shared": run.shared_parameters(),
             "clients": {name: torch.stack([p[name] for p in each]) for name in each[0]},
         }
         if self.newcomer:
-            found["newcomer"] = run.onboard(newcomer(self.regression)).state_dict()
+            parts["newcomer"] = run.onboard(newcomer(self.regression)).state_dict()
         columns = [name for name in HISTORY if name in run.history[0]]
-        found["history"] = {name: [row[name] for row in run.history] for name in columns}
-        found["ledger"] = dict(run.ledger)
-        return found
+        parts["history"] = {name: [row[name] for row in run.history] for name in columns}
+        parts["ledger"] = dict(run.ledger)
+        return parts
 
 
 HISTORY = (
@@ -134,13 +134,13 @@ POP = {"shared_lr": 0.01, "prior_lr": 0.02, "samples": 4, "burn_in": 2, "loss_we
 
 
 def pop_kernel(name: str) -> Any:
-    made = {
+    kernels = {
         "langevin": lambda: mo.kernel.langevin(step=0.005),
         "mala": lambda: mo.kernel.mala(step=0.02),
         "sgld": lambda: mo.kernel.sgld(step=0.005, batch_size=4),
         "preconditioned_sgld": lambda: mo.kernel.preconditioned_sgld(step=0.002, batch_size=4),
     }
-    return made[name]()
+    return kernels[name]()
 
 
 def warm() -> Any:
@@ -565,24 +565,24 @@ CASES: dict[str, Case] = {
     ),
     # BatchNorm, whose running statistics are shared or each client's own.
     "fedavg-norm-shared": Case(
-        lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5)), stats("shared", ()), engines=ALONE, norm=True
+        lambda: mo.fedavg(shared=mo.sgd(0.1, batch_size=5)), stats("shared", ()), engines=SEQUENTIAL, norm=True
     ),
     "fedalt-norm-shared": Case(
         lambda: mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5)),
         stats("shared"),
-        engines=ALONE,
+        engines=SEQUENTIAL,
         norm=True,
     ),
     "fedalt-norm-personal": Case(
         lambda: mo.fedalt(shared=mo.sgd(0.1, batch_size=5), personal=mo.sgd(0.2, batch_size=5)),
         stats("personal"),
-        engines=ALONE,
+        engines=SEQUENTIAL,
         norm=True,
     ),
     "fedsim-fedbn": Case(
-        lambda: mo.fedsim(shared=mo.sgd(0.1, batch_size=5), personal=0.1), mo.split.fedbn, engines=ALONE, norm=True
+        lambda: mo.fedsim(shared=mo.sgd(0.1, batch_size=5), personal=0.1), mo.split.fedbn, engines=SEQUENTIAL, norm=True
     ),
     "scaffold-norm": Case(
-        lambda: mo.scaffold(shared=mo.sgd(0.1, batch_size=5)), stats("shared", ()), engines=ALONE, norm=True
+        lambda: mo.scaffold(shared=mo.sgd(0.1, batch_size=5)), stats("shared", ()), engines=SEQUENTIAL, norm=True
     ),
 }

@@ -54,16 +54,16 @@ def write(file: Path, pins: dict[str, Any]) -> None:
             lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in pin.items()]
         else:
             lines = [json.dumps(row) for row in pin]
-        opened, closed = "{}" if isinstance(pin, dict) else "[]"
-        entries.append(f"{json.dumps(name)}: {opened}\n" + ",\n".join(lines) + f"\n{closed}")
+        start, end = "{}" if isinstance(pin, dict) else "[]"
+        entries.append(f"{json.dumps(name)}: {start}\n" + ",\n".join(lines) + f"\n{end}")
     file.write_text("{\n" + ",\n".join(entries) + "\n}\n")
 
 
 def pinned(numbers: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """What is kept of a run's numbers."""
     return {
-        section: {name: _pinned(p) for name, p in found.items()} if section in SECTIONS else found
-        for section, found in numbers.items()
+        section: {name: _pinned(p) for name, p in values.items()} if section in SECTIONS else values
+        for section, values in numbers.items()
     }
 
 
@@ -75,40 +75,40 @@ def _pinned(tensor: torch.Tensor) -> list[Any]:
 
 def run_changes(pin: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What of a run is not as pinned, in words."""
-    found = _keys("parts", pin, now)
+    changes = _keys("parts", pin, now)
     for section in pin.keys() & now.keys():
-        found += _keys(section, pin[section], now[section])
+        changes += _keys(section, pin[section], now[section])
         for name in pin[section].keys() & now[section].keys():
-            was, became = pin[section][name], now[section][name]
+            old, new = pin[section][name], now[section][name]
             if section in SECTIONS:
-                scale = max(was[1], TINY)
-                gap = max((abs(a - b) for a, b in zip(was[1:], became[1:], strict=True)), default=0.0)
-                same = was[0] == became[0] and gap <= TOLERANCE * scale
-                words = f"off by {gap / scale:.1e} of its norm {was[1]:.6g}, shape {was[0]}, now {became[0]}"
-                found += [] if same else [f"{section} {name}: {words}"]
+                scale = max(old[1], TINY)
+                gap = max((abs(a - b) for a, b in zip(old[1:], new[1:], strict=True)), default=0.0)
+                same = old[0] == new[0] and gap <= TOLERANCE * scale
+                words = f"off by {gap / scale:.1e} of its norm {old[1]:.6g}, shape {old[0]}, now {new[0]}"
+                changes += [] if same else [f"{section} {name}: {words}"]
             else:
-                found += [
+                changes += [
                     f"{section} {name}{at}: pinned {a!r}, now {b!r}"
-                    for at, a, b in _leaves(was, became)
+                    for at, a, b in _leaves(old, new)
                     if not close(a, b, TOLERANCE, TOLERANCE * TINY)
                 ]
-    return found
+    return changes
 
 
 def recipe_changes(recipe: str, pin: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
     """What of a recipe's rows is not as pinned, in words."""
-    found = [] if len(pin) == len(now) else [f"{recipe}: pinned {len(pin)} rows, now {len(now)}"]
+    changes = [] if len(pin) == len(now) else [f"{recipe}: pinned {len(pin)} rows, now {len(now)}"]
     small = RECIPE_SMALL.get(recipe, RECIPE_ABSOLUTE)
-    for number, (was, became) in enumerate(zip(pin, now, strict=False), 1):
-        where = f"{recipe}, row {number} ({was.get('row', was.get('run', ''))})"
-        found += _keys(where, was, became)
-        for column in [name for name in was if name in became]:
-            found += [
+    for number, (before, after) in enumerate(zip(pin, now, strict=False), 1):
+        where = f"{recipe}, row {number} ({before.get('row', before.get('run', ''))})"
+        changes += _keys(where, before, after)
+        for column in [name for name in before if name in after]:
+            changes += [
                 f"{where}, column {column}{at}: pinned {a!r}, now {b!r}"
-                for at, a, b in _leaves(was[column], became[column])
+                for at, a, b in _leaves(before[column], after[column])
                 if not close(a, b, RECIPE_RELATIVE, small)
             ]
-    return found
+    return changes
 
 
 def close(a: Any, b: Any, relative: float, absolute: float) -> bool:
@@ -118,8 +118,8 @@ def close(a: Any, b: Any, relative: float, absolute: float) -> bool:
 
 
 def _keys(where: str, pin: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    lost, new = [k for k in pin if k not in now], [k for k in now if k not in pin]
-    return [f"{where}: without {', '.join(lost)}"] * bool(lost) + [f"{where}: with {', '.join(new)}"] * bool(new)
+    missing, new = [k for k in pin if k not in now], [k for k in now if k not in pin]
+    return [f"{where}: without {', '.join(missing)}"] * bool(missing) + [f"{where}: with {', '.join(new)}"] * bool(new)
 
 
 def _leaves(a: Any, b: Any, at: str = "") -> Iterator[tuple[str, Any, Any]]:

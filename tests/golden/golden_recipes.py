@@ -21,9 +21,9 @@ def list_rows(run: RecipeRun) -> list[dict[str, Any]]:
 
 def list_names(kind: str) -> list[str]:
     """What ``moiety list`` shows of a kind: the first word of each line below the rule."""
-    code, printed, errors = call_command("list", kind)
+    code, output, errors = call_command("list", kind)
     assert (code, errors) == (0, "")
-    lines = printed.split("\n\n")[0].splitlines()[2:]
+    lines = output.split("\n\n")[0].splitlines()[2:]
     return [line.split()[0] for line in lines if line and not line.startswith(" ")]
 
 

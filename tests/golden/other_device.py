@@ -61,7 +61,7 @@ class Compute(TorchDispatchMode):
 def compute(self: Compute, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     inputs = tensors_in(args, kwargs)
     away = [self.places.holds(x) for x in inputs]
-    strangers = [x for x, there in zip(inputs, away, strict=True) if not there and x.dim()]
+    strangers = [x for x, remote in zip(inputs, away, strict=True) if not remote and x.dim()]
     if any(away) and strangers and func not in MIXED:
         raise RuntimeError(f"{func} got tensors on {AWAY} and on cpu: {[tuple(x.shape) for x in inputs]}")
     result = func(*args, **(kwargs or {}))
@@ -96,8 +96,8 @@ class Calls(TorchFunctionMode):
                 target = rest.pop(0)
             if rest and isinstance(rest[0], Tensor):  # to the place and type of another
                 target, rest = (AWAY if self.places.holds(rest[0]) else HOME), [rest[0].dtype]
-            moved = args[0] if target is None else self.move(args[0], torch.device(target))
-            return func(moved, *rest, **kwargs) if rest or kwargs else moved
+            tensor = args[0] if target is None else self.move(args[0], torch.device(target))
+            return func(tensor, *rest, **kwargs) if rest or kwargs else tensor
         if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == AWAY.type:
             result = func(*args, **kwargs | {"device": HOME})
             for each in tensors_in(result):
@@ -109,10 +109,10 @@ class Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def move(self, tensor: Tensor, target: torch.device) -> Tensor:
-        there = self.places.holds(tensor)
-        if there == (target.type == AWAY.type):
+        remote = self.places.holds(tensor)
+        if remote == (target.type == AWAY.type):
             return tensor
-        if there:
+        if remote:
             fresh = torch.empty(0).new_empty(tensor.shape, dtype=tensor.dtype)
             return fresh.copy_(tensor.detach())
         fresh = tensor.clone()

@@ -24,9 +24,9 @@ from recipe_runs import RECIPES, run_recipe
 
 def main(names: Sequence[str]) -> int:
     """Pin the cases and recipes of these names, or all; 2 where that is refused."""
-    unknown = [name for name in names if name not in CASES and name not in RECIPES]
-    if os.environ.get("CI") or unknown:
-        why = f"no such case or recipe: {', '.join(unknown)}" if unknown else "CI is set: pins are written by hand"
+    strangers = [name for name in names if name not in CASES and name not in RECIPES]
+    if os.environ.get("CI") or strangers:
+        why = f"no such case or recipe: {', '.join(strangers)}" if strangers else "CI is set: pins are written by hand"
         print(why, file=sys.stderr)
         return 2
     torch.set_num_threads(1)
@@ -38,7 +38,7 @@ def main(names: Sequence[str]) -> int:
             RECIPES,
             names,
             lambda name: list_rows(run_recipe(name, Path(folder) / name)),
-            lambda was, now: pins.recipe_changes("", was, now),
+            lambda old, now: pins.recipe_changes("", old, now),
         )
     return 0
 
@@ -60,8 +60,8 @@ def pin_all(
         now = compute(name)
         if name not in old:
             print(f"new      {name}")
-        elif found := changes(old[name], now):
-            print(f"changed  {name}", *found, sep="\n         ")
+        elif texts := changes(old[name], now):
+            print(f"changed  {name}", *texts, sep="\n         ")
         else:
             now = old[name]
         new[name] = now

@@ -44,29 +44,29 @@ def test_the_device_is_seen_where_it_is_forgotten() -> None:
         assert away.device.type == (2 * away).sum().device.type == "cuda"
         assert (away + torch.tensor(1.0)).device.type == "cuda"
         assert away.cpu().numpy().tolist() == away.tolist() == [1.0, 1.0, 1.0]
-        for mixed in (
+        for call in (
             lambda: away + torch.ones(3),
             lambda: away.index_select(0, torch.tensor([0])),
             lambda: torch.stack([away, torch.from_numpy(np.ones(3, np.float32))]),
             lambda: torch.func.vmap(lambda x: x * torch.ones(1))(away),
         ):
             with pytest.raises(RuntimeError, match="on cuda and on cpu"):
-                mixed()
+                call()
         with pytest.raises(TypeError, match="to numpy"):
             away.numpy()
 
 
 def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(mo.MoietyError) as caught:
+    with pytest.raises(mo.MoietyError) as error:
         call()
-    return str(caught.value)
+    return str(error.value)
 
 
 def fit(**options: Any) -> mo.Run:
     model = net()
     split = head(model)
-    given = {"rounds": 2, "cohort": 3, "engine": "auto", **options}
-    return mo.fit(model, data_of(SIZES, False), mo.fedalt(shared=0.1, personal=0.1), split=split, **given)
+    arguments = {"rounds": 2, "cohort": 3, "engine": "auto", **options}
+    return mo.fit(model, data_of(SIZES, False), mo.fedalt(shared=0.1, personal=0.1), split=split, **arguments)
 
 
 def test_a_run_on_a_device_that_auto_finds_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

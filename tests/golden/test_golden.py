@@ -49,31 +49,31 @@ def test_all_is_pinned(runs):
 
 def test_a_small_change_is_noticed():
     numbers = CASES["fedalt"].numbers()
-    was = pins.pinned(numbers)
-    assert not pins.run_changes(was, json.loads(json.dumps(was)))
+    old = pins.pinned(numbers)
+    assert not pins.run_changes(old, json.loads(json.dumps(old)))
     for change, noticed in ((1e-14, False), (1e-11, True)):
         now = copy.deepcopy(numbers)
         one = now["clients"]["head.weight"]
         one[3, 1, 2] += change * float(one.norm())
-        assert bool(pins.run_changes(was, pins.pinned(now))) is noticed
+        assert bool(pins.run_changes(old, pins.pinned(now))) is noticed
         now = copy.deepcopy(numbers)
         now["history"]["loss"][1] *= 1 + change
-        assert bool(pins.run_changes(was, pins.pinned(now))) is noticed
+        assert bool(pins.run_changes(old, pins.pinned(now))) is noticed
     now = copy.deepcopy(numbers)
     now["ledger"]["up_payload"] += 1
-    assert pins.run_changes(was, pins.pinned(now)) == [
-        f"ledger up_payload: pinned {was['ledger']['up_payload']}, now {was['ledger']['up_payload'] + 1}"
+    assert pins.run_changes(old, pins.pinned(now)) == [
+        f"ledger up_payload: pinned {old['ledger']['up_payload']}, now {old['ledger']['up_payload'] + 1}"
     ]
 
 
 def test_a_change_of_a_table_is_named():
-    was = [{"row": "fedavg", "ours": 10.0, "interval": [1.0, 2.0], "verdict": "holds"}]
+    old = [{"row": "fedavg", "ours": 10.0, "interval": [1.0, 2.0], "verdict": "holds"}]
     now = [{"row": "fedavg", "ours": 10.005, "interval": [1.0, 2.01], "verdict": None}]
-    assert pins.recipe_changes("some", was, now) == [
+    assert pins.recipe_changes("some", old, now) == [
         "some, row 1 (fedavg), column interval[1]: pinned 2.0, now 2.01",
         "some, row 1 (fedavg), column verdict: pinned 'holds', now None",
     ]
-    assert pins.recipe_changes("some", was, []) == ["some: pinned 1 rows, now 0"]
+    assert pins.recipe_changes("some", old, []) == ["some: pinned 1 rows, now 0"]
 
 
 def test_no_pins_are_written_by_ci(monkeypatch, capsys):
@@ -88,22 +88,22 @@ def test_pins_change_together_with_the_changelog(before, after):
     """Where a pin changes or goes, the section *Numerics* changes too; new pins need no words."""
     if git("rev-parse", "--verify", "--quiet", before) is None:
         pytest.skip(f"no {before} to compare with")
-    changed = []
+    names = []
     for file in (pins.PARAMETERS, pins.RECIPES):
         place = file.relative_to(ROOT).as_posix()
         old, new = (json.loads(content(place, at) or "{}") for at in (before, after))
-        changed += [name for name in old if old[name] != new.get(name)]
+        names += [name for name in old if old[name] != new.get(name)]
     same = numerics(content(CHANGELOG, before)) == numerics(content(CHANGELOG, after))
-    assert not (changed and same), f"say in {CHANGELOG}, under Numerics, why these changed: {', '.join(changed)}"
+    assert not (names and same), f"say in {CHANGELOG}, under Numerics, why these changed: {', '.join(names)}"
 
 
 def numerics(text: str | None) -> list[str]:
     """The lines of a changelog that stand under a heading *Numerics*."""
-    found, inside = [], False
+    lines, inside = [], False
     for line in (text or "").splitlines():
         inside = line.endswith(" Numerics") if line.startswith("#") else inside
-        found += [line] if inside and line.strip() else []
-    return found
+        lines += [line] if inside and line.strip() else []
+    return lines
 
 
 def content(place: str, at: str | None) -> str | None:

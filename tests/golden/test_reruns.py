@@ -25,8 +25,8 @@ PROGRAM, PAGES = Path(__file__).with_name("rerun_cells.py"), Path(__file__).pare
 
 def run(pairs):
     words = [word for pair in pairs for word in pair]
-    ended = subprocess.run([sys.executable, str(PROGRAM), *words], capture_output=True, text=True, check=True)
-    return json.loads(ended.stdout)
+    process = subprocess.run([sys.executable, str(PROGRAM), *words], capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
 
 
 @pytest.fixture(scope="module")

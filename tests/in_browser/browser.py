@@ -61,8 +61,8 @@ class Browser:
 
     def prefer(self, theme: str, media: str = "") -> None:
         """Let the system prefer light or dark colours; ``media`` may be ``print``."""
-        wanted = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
-        features = [{"name": name, "value": value} for name, value in wanted.items()]
+        preferences = {"prefers-color-scheme": theme, "prefers-reduced-motion": "reduce"}
+        features = [{"name": name, "value": value} for name, value in preferences.items()]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
 
     def run(self, script: str, *arguments: Any) -> Any:

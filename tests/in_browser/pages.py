@@ -33,14 +33,14 @@ def make_clients(count: int, lift: float, seed: int) -> list[dict[str, Any]]:
     )
     for at, name in enumerate(names):
         n = int(10 ** chance.uniform(1, 3.2))
-        tested = max(4, n // 4)
+        n_test = max(4, n // 4)
         level = 0.55 + 0.3 * math.sin(at)
-        shared = sum(chance.random() < level for _ in range(tested)) / tested
+        shared = sum(chance.random() < level for _ in range(n_test)) / n_test
         own = (
-            sum(chance.random() < min(0.98, max(0.02, level + lift * chance.gauss(1, 0.8))) for _ in range(tested))
-            / tested
+            sum(chance.random() < min(0.98, max(0.02, level + lift * chance.gauss(1, 0.8))) for _ in range(n_test))
+            / n_test
         )
-        rows.append(client(name, own, shared, n=n, n_test=tested))
+        rows.append(client(name, own, shared, n=n, n_test=n_test))
     return rows
 
 

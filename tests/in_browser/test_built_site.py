@@ -50,9 +50,9 @@ def address(request):
 
 @pytest.fixture(scope="module")
 def browser():
-    with open_browser() as opened:
-        opened.size(1280, 900)
-        yield opened
+    with open_browser() as session:
+        session.size(1280, 900)
+        yield session
 
 
 def leaving(browser: Browser, address: str) -> list[str]:
@@ -67,8 +67,8 @@ def test_a_page_says_nothing_and_asks_nobody_else(browser, address, page, theme)
     browser.open(address + page)
     assert browser.run("return document.body.dataset.mdColorScheme") == SCHEMES[theme]
     assert browser.run("return document.querySelector('h1').textContent.trim()")
-    broken = "[...document.images].filter((e) => e.complete && !e.naturalWidth).map((e) => e.src)"
-    assert browser.run(f"return {broken}") == []
+    script = "[...document.images].filter((e) => e.complete && !e.naturalWidth).map((e) => e.src)"
+    assert browser.run(f"return {script}") == []
     assert browser.messages() == []
     assert leaving(browser, address) == []
 

@@ -26,8 +26,8 @@ NAMED = {
 
 @pytest.fixture(scope="module")
 def browser():
-    with open_browser() as opened:
-        yield opened
+    with open_browser() as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +58,18 @@ def test_everything_has_a_name_and_a_role(browser, pages, name, width):
     browser.open(pages[name])
     browser.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     tree = read_tree(browser)
-    assert [(role, told) for role, told, _ in tree if role in NAMED and not told] == []
+    assert [(role, label) for role, label, _ in tree if role in NAMED and not label] == []
     roles = [role for role, _, _ in tree]
     assert roles.count("main") == 1
-    levels = [told["level"] for role, _, told in tree if role == "heading"]
+    levels = [properties["level"] for role, _, properties in tree if role == "heading"]
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
     # What can be reached by Tab is a control, a link, a figure that takes the arrow keys, or a table that scrolls.
-    reached = {role for role, _, told in tree if told.get("focusable")}
-    assert reached <= {
+    stops = {role for role, _, properties in tree if properties.get("focusable")}
+    assert stops <= {
         "DisclosureTriangle", "RootWebArea", "button", "checkbox", "combobox", "image", "img", "link", "main", "option",
         "menuListOption", "region", "searchbox",
-    }, reached  # fmt: skip
+    }, stops  # fmt: skip
     figures = browser.run("return document.querySelectorAll('svg[role=img], canvas[role=img]').length")
     assert sum(role in ("image", "img") for role in roles) >= figures > 2
 
@@ -110,8 +110,8 @@ def test_a_phone_reaches_every_column(browser, pages):
     browser.size(390, 844)
     browser.prefer("light")
     browser.open(pages["one"])
-    seen = "[...document.querySelectorAll('#client-table th')].filter((e) => e.offsetWidth > 9)"
-    heads = f"return {seen}.map((e) => e.textContent)"
+    columns = "[...document.querySelectorAll('#client-table th')].filter((e) => e.offsetWidth > 9)"
+    heads = f"return {columns}.map((e) => e.textContent)"
     few = browser.run(heads)
     assert "95% interval" not in few
     button = browser.driver.find_element(By.ID, "all-columns")
@@ -119,9 +119,9 @@ def test_a_phone_reaches_every_column(browser, pages):
     assert button.get_attribute("aria-pressed") == "false"
     button.click()
     assert button.get_attribute("aria-pressed") == "true"
-    shown = browser.run(heads)
-    assert {"test rows", "95% interval"} <= set(shown)
-    assert len(shown) == len(few) + 4
+    names = browser.run(heads)
+    assert {"test rows", "95% interval"} <= set(names)
+    assert len(names) == len(few) + 4
     assert (
         browser.run("return document.documentElement.scrollWidth - innerWidth") <= 0
     )  # the table scrolls, not the page

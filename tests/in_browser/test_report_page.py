@@ -24,8 +24,8 @@ PAGES = {"one": one_run, "several": several_runs, "posterior": posterior}
 
 @pytest.fixture(scope="module")
 def browser():
-    with open_browser() as opened:
-        yield opened
+    with open_browser() as session:
+        yield session
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def test_a_page_says_nothing_asks_for_nothing_and_fits(browser, pages, name, siz
     assert browser.run("return window.broken") is None
     assert browser.run("return document.querySelectorAll('script').length") == 2
     # Every figure is drawn, within the page, and no two labels of one axis overlap.
-    drawn = "return [...document.querySelectorAll('.plot[id]')].map((e) => e.querySelectorAll('svg, canvas').length)"
-    assert all(count >= 1 for count in browser.run(drawn))
+    script = "return [...document.querySelectorAll('.plot[id]')].map((e) => e.querySelectorAll('svg, canvas').length)"
+    assert all(count >= 1 for count in browser.run(script))
     assert browser.run(OVERLAPS) == []
     dark = browser.run("return getComputedStyle(document.body).backgroundColor") == "rgb(18, 21, 26)"
     assert dark == (theme == "dark")
@@ -158,8 +158,8 @@ def test_curves_follow_the_pointer_and_the_arrow_keys_and_change_their_axes(brow
     figure = find(browser, "#plot-curves svg[role=img]")
     assert browser.run("return document.querySelectorAll('#plot-curves .band').length") == 3
     figure.send_keys(Keys.ARROW_LEFT)
-    told = browser.run("return document.getElementById('announce').textContent")
-    assert told.startswith("round 29\nfedavg: ")
+    text = browser.run("return document.getElementById('announce').textContent")
+    assert text.startswith("round 29\nfedavg: ")
     selects = browser.driver.find_elements(By.CSS_SELECTOR, "#plot-curves select")
     Select(selects[1]).select_by_value("sent")
     assert "sent (bytes)" in find(browser, "#plot-curves svg[role=img]").get_attribute("textContent")
@@ -174,20 +174,20 @@ def test_curves_follow_the_pointer_and_the_arrow_keys_and_change_their_axes(brow
 def test_colours_can_be_chosen_and_figures_have_tables_for_those_who_do_not_see_them(browser, pages):
     show(browser, pages["one"])
     button = find(browser, "#theme")
-    seen = []
+    colours = []
     for _ in range(3):
         button.click()
-        seen.append((button.text, browser.run("return getComputedStyle(document.body).backgroundColor")))
-    assert seen == [("Light", "rgb(255, 255, 255)"), ("Dark", "rgb(18, 21, 26)"), ("Auto", "rgb(255, 255, 255)")]
+        colours.append((button.text, browser.run("return getComputedStyle(document.body).backgroundColor")))
+    assert colours == [("Light", "rgb(255, 255, 255)"), ("Dark", "rgb(18, 21, 26)"), ("Auto", "rgb(255, 255, 255)")]
     unseen = "[...document.querySelectorAll('svg[role=img], canvas')].filter((e) => !e.getAttribute('aria-label'))"
     assert browser.run(f"return {unseen}.length") == 0
-    named = "e.textContent.trim() || e.labels?.length || e.getAttribute('aria-label')"
-    unnamed = f"[...document.querySelectorAll('button, select, input')].filter((e) => !({named}))"
+    label = "e.textContent.trim() || e.labels?.length || e.getAttribute('aria-label')"
+    unnamed = f"[...document.querySelectorAll('button, select, input')].filter((e) => !({label}))"
     assert browser.run(f"return {unnamed}.length") == 0
     for summary in browser.driver.find_elements(By.CSS_SELECTOR, "figure summary"):
         summary.send_keys(Keys.ENTER)
-    shown = "return [...document.querySelectorAll('figure table')].every((e) => e.getBoundingClientRect().height > 0)"
-    assert browser.run(shown)
+    script = "return [...document.querySelectorAll('figure table')].every((e) => e.getBoundingClientRect().height > 0)"
+    assert browser.run(script)
     browser.prefer("dark", "print")
     assert find(browser, ".bar").is_displayed() is False
     browser.prefer("light")
@@ -233,10 +233,10 @@ def test_ten_thousand_clients_are_drawn_sorted_and_searched_while_one_waits(brow
     times = browser.run(work)
     print("milliseconds with 10,000 clients:", {name: round(value) for name, value in times.items()})
     # How long it takes is the machine's; how many elements are made is the page's, and does not grow with clients.
-    made = browser.run(COUNT_NODES)
-    print("nodes made:", made)
-    assert max(made[name] for name in ("sort", "search", "page", "select")) < 700
-    assert made["hover"] <= 100  # the text of the tip, once for each of a hundred moves
+    nodes = browser.run(COUNT_NODES)
+    print("nodes made:", nodes)
+    assert max(nodes[name] for name in ("sort", "search", "page", "select")) < 700
+    assert nodes["hover"] <= 100  # the text of the tip, once for each of a hundred moves
     assert browser.run("return document.querySelectorAll('#client-table tbody tr').length") == 20
     assert browser.run("return document.querySelectorAll('*').length") < 3000
     assert browser.messages() == []
@@ -268,7 +268,7 @@ def test_the_live_page_follows_a_run_to_its_end(browser, tmp_path):
     server, _ = make_server(tmp_path)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
-    gate, seen = threading.Event(), []
+    gate, answers = threading.Event(), []
 
     class Wait(mo.callbacks.Callback):
         def on_evaluate(self, run, row):
@@ -300,10 +300,10 @@ def test_the_live_page_follows_a_run_to_its_end(browser, tmp_path):
         address = f"http://127.0.0.1:{server.server_port}/"
         browser.open(address)
         worker.start()
-        seen.append(wait_for(browser, "Round 2 of 4"))
+        answers.append(wait_for(browser, "Round 2 of 4"))
         gate.set()
-        seen.append(wait_for(browser, "Personal models"))
-        assert all(seen)
+        answers.append(wait_for(browser, "Personal models"))
+        assert all(answers)
         assert set(list_names(browser)) == {*HOSTILE, "a", "b", "c"}
         assert browser.run("return window.broken") is None
         assert browser.run("return document.querySelectorAll('script').length") == 2

@@ -34,18 +34,18 @@ def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
     return centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5) * weight + bias
 
 
-def attention(x: Array, p: dict[str, Array], heads: int, seen: NDArray[np.bool_]) -> Array:
-    """Position ``i`` attends to position ``j`` where ``seen[i, j]``."""
+def attention(x: Array, p: dict[str, Array], heads: int, mask: NDArray[np.bool_]) -> Array:
+    """Position ``i`` attends to position ``j`` where ``mask[i, j]``."""
     size = x.shape[1] // heads
-    found = np.zeros_like(x)
+    output = np.zeros_like(x)
     for head in range(heads):
         own = slice(head * size, (head + 1) * size)
         q, k, v = (x @ p[f"{name}.weight"][own].T for name in ("query", "key", "value"))
         for i in range(len(x)):
-            js = np.flatnonzero(seen[i])
+            js = np.flatnonzero(mask[i])
             weights = softmax(np.array([q[i] @ k[j] for j in js]) / np.sqrt(size))
-            found[i, own] = sum(w * v[j] for w, j in zip(weights, js, strict=True))
-    return found @ p["output.weight"].T
+            output[i, own] = sum(w * v[j] for w, j in zip(weights, js, strict=True))
+    return output @ p["output.weight"].T
 
 
 def feed_forward(x: Array, p: dict[str, Array]) -> Array:
@@ -53,8 +53,8 @@ def feed_forward(x: Array, p: dict[str, Array]) -> Array:
     return hidden @ p["second.weight"].T + p["second.bias"]
 
 
-def block(x: Array, p: dict[str, Array], heads: int, seen: NDArray[np.bool_]) -> Array:
-    u = layer_norm(x + attention(x, select_part(p, "attention"), heads, seen), p["norm1.weight"], p["norm1.bias"])
+def block(x: Array, p: dict[str, Array], heads: int, mask: NDArray[np.bool_]) -> Array:
+    u = layer_norm(x + attention(x, select_part(p, "attention"), heads, mask), p["norm1.weight"], p["norm1.bias"])
     return layer_norm(u + feed_forward(u, select_part(p, "feed_forward")), p["norm2.weight"], p["norm2.bias"])
 
 

@@ -84,8 +84,8 @@ def test_lenet5_counts() -> None:
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_output_has_a_column_per_class_and_comes_from_head(name: str) -> None:
     model, x = SMALL[name]
-    got = model(x)
-    assert (got.shape[0], got.shape[-1]) == (3, model.head.out_features)  # type: ignore[union-attr, operator]
+    output = model(x)
+    assert (output.shape[0], output.shape[-1]) == (3, model.head.out_features)  # type: ignore[union-attr, operator]
     if name != "transformer_lm":  # whose output layer is tied
         assert output_layer(model).personal == ("head.weight", "head.bias")
 

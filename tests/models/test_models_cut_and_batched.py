@@ -98,19 +98,19 @@ def test_many_models_at_once_are_one_after_another(build: Any) -> None:
     """Outputs and gradients of three models with other values, each with rows of its own."""
     model = build().double()
     many, x = draw_values(model, 3), torch.stack([inputs(build, 2) for _ in range(3)])
-    stacked = {n: torch.stack([one[n] for one in many]) for n in many[0]}
+    stacks = {n: torch.stack([one[n] for one in many]) for n in many[0]}
 
     def objective(params: dict[str, Tensor], rows: Tensor) -> Tensor:
         return functional_call(model, params, (rows,)).square().mean()
 
-    outputs = vmap(lambda params, rows: functional_call(model, params, (rows,)))(stacked, x)
-    gradients = vmap(grad(objective))(stacked, x)
+    outputs = vmap(lambda params, rows: functional_call(model, params, (rows,)))(stacks, x)
+    gradients = vmap(grad(objective))(stacks, x)
     for place, params in enumerate(many):
         torch.testing.assert_close(outputs[place], functional_call(model, params, (x[place],)), rtol=1e-9, atol=1e-10)
         leaf = {n: p.clone().requires_grad_() for n, p in params.items()}
-        found = torch.autograd.grad(objective(leaf, x[place]), list(leaf.values()))
-        for name, wanted in zip(leaf, found, strict=True):
-            torch.testing.assert_close(gradients[name][place], wanted, rtol=1e-8, atol=1e-9)
+        slopes = torch.autograd.grad(objective(leaf, x[place]), list(leaf.values()))
+        for name, slope in zip(leaf, slopes, strict=True):
+            torch.testing.assert_close(gradients[name][place], slope, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ def test_groups() -> None:
     """8, 8, 16 and 32 groups for 64, 128, 256 and 512 channels; 8 channels a group below that."""
 
     def groups(model: nn.Module) -> dict[int, set[int]]:
-        found: dict[int, set[int]] = {}
+        counts: dict[int, set[int]] = {}
         for module in model.modules():
             if isinstance(module, nn.GroupNorm):
-                found.setdefault(module.num_channels, set()).add(module.num_groups)
-        return found
+                counts.setdefault(module.num_channels, set()).add(module.num_groups)
+        return counts
 
     assert groups(make_meta_model()) == {64: {8}, 128: {8}, 256: {16}, 512: {32}}
     assert groups(make_meta_model(width=16)) == {16: {2}, 32: {4}, 64: {8}, 128: {8}}
@@ -81,11 +81,11 @@ def test_groups() -> None:
 def test_heights_after_stem_and_stages(image: tuple[int, int, int], sides: list[int]) -> None:
     """A stride of 2 leaves half, rounded up; the large stem halves twice."""
     model = resnet18_gn(width=8, image=image, classes=3)
-    h, found = torch.zeros(1, *image), []
+    h, heights = torch.zeros(1, *image), []
     for part in (model.stem, model.stage1, model.stage2, model.stage3, model.stage4):  # type: ignore[union-attr]
         h = part(h)  # type: ignore[operator]
-        found.append(h.shape[-2])
-    assert found == sides
+        heights.append(h.shape[-2])
+    assert heights == sides
     assert h.shape[1] == 64
 
 
@@ -98,12 +98,12 @@ def convolve(x: np.ndarray, weight: np.ndarray, stride: int, padding: int) -> np
     kernel = weight.shape[-1]
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding)))
     rows, columns = ((side - kernel) // stride + 1 for side in x.shape[1:])
-    found = np.zeros((len(weight), rows, columns))
+    output = np.zeros((len(weight), rows, columns))
     for i in range(rows):
         for j in range(columns):
             patch = x[:, i * stride : i * stride + kernel, j * stride : j * stride + kernel]
-            found[:, i, j] = (weight * patch).sum((1, 2, 3))
-    return found
+            output[:, i, j] = (weight * patch).sum((1, 2, 3))
+    return output
 
 
 def normalise(x: np.ndarray, groups: int, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ def test_a_residual_block_is_that_of_numpy(inputs: int, outputs: int, stride: in
         value.data.copy_(torch.from_numpy(draw.normal(size=tuple(value.shape))))
     p = {name: value.detach().numpy() for name, value in block.named_parameters()}
     images = draw.normal(size=(2, inputs, 5, 4))
-    wanted = []
+    expected = []
     for x in images:
         h = normalise(convolve(x, p["conv1.weight"], stride, 1), 2, p["norm1.weight"], p["norm1.bias"])
         h = convolve(np.maximum(h, 0), p["conv2.weight"], 1, 1)
@@ -129,8 +129,8 @@ def test_a_residual_block_is_that_of_numpy(inputs: int, outputs: int, stride: in
         if stride == 2:
             x = convolve(x, p["shortcut.conv.weight"], 2, 0)
             x = normalise(x, 2, p["shortcut.norm.weight"], p["shortcut.norm.bias"])
-        wanted.append(np.maximum(h + x, 0))
-    np.testing.assert_allclose(block(torch.from_numpy(images)).detach().numpy(), np.stack(wanted), rtol=0, atol=1e-11)
+        expected.append(np.maximum(h + x, 0))
+    np.testing.assert_allclose(block(torch.from_numpy(images)).detach().numpy(), np.stack(expected), rtol=0, atol=1e-11)
 
 
 def test_the_head_sees_the_mean_over_the_image() -> None:
@@ -139,8 +139,8 @@ def test_the_head_sees_the_mean_over_the_image() -> None:
     h = x
     for part in ("stem", "stage1", "stage2", "stage3", "stage4"):
         h = model.get_submodule(part)(h)
-    wanted = h.mean((2, 3)) @ model.head.weight.T + model.head.bias  # type: ignore[union-attr, operator]
-    torch.testing.assert_close(model(x), wanted)
+    expected = h.mean((2, 3)) @ model.head.weight.T + model.head.bias  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_first_values() -> None:

@@ -59,36 +59,36 @@ def test_the_model_is_that_of_numpy(frames: int, sizes: dict[str, int]) -> None:
     width, heads = sizes.get("width", 4), sizes.get("heads", 2)
     model = shake(speech_transformer(**{**TINY, **sizes}))  # type: ignore[arg-type]
     p, x = arrays(model), sound(2, frames)
-    wanted = []
+    expected = []
     for row in x.numpy():
         for conv in ("conv1", "conv2"):
             row = halve(row, p[f"subsampler.{conv}.weight"], p[f"subsampler.{conv}.bias"])
         h = row * np.sqrt(width) + positions(len(row), width)
         for place in range(2):
             h = block(h, select_part(p, f"blocks.{place}"), heads, np.ones((len(h), len(h)), bool))
-        wanted.append(h @ p["head.weight"].T + p["head.bias"])
-    np.testing.assert_allclose(model(x).detach().numpy(), np.stack(wanted), rtol=0, atol=1e-11)
+        expected.append(h @ p["head.weight"].T + p["head.bias"])
+    np.testing.assert_allclose(model(x).detach().numpy(), np.stack(expected), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("frames", range(1, 14))
 def test_padding_changes_nothing_and_frames_are_as_said(frames: int) -> None:
     model = shake(speech_transformer(**TINY))  # type: ignore[arg-type]
     x = sound(2, frames)
-    alone = model(x)
-    assert alone.shape == (2, speech_frames(frames), 5)
+    bare = model(x)
+    assert bare.shape == (2, speech_frames(frames), 5)
     for more in (1, 2, 3, 4, 9):
         padded = model(torch.cat([x, x.new_zeros(2, more, 3)], 1))
         assert padded.shape[1] == speech_frames(frames + more)
-        torch.testing.assert_close(padded[:, : alone.shape[1]], alone, rtol=0, atol=1e-12)
+        torch.testing.assert_close(padded[:, : bare.shape[1]], bare, rtol=0, atol=1e-12)
 
 
 def test_each_row_has_its_own_padding() -> None:
     model, x = shake(speech_transformer(**TINY)), sound(2, 9)  # type: ignore[arg-type]
     x[0, 5:] = 0
     x[1, 3:6] = 0  # silence between sounds is heard
-    found = model(x)
-    torch.testing.assert_close(found[:1, :2], model(x[:1, :5]), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found[1:], model(x[1:]), rtol=0, atol=1e-12)
+    output = model(x)
+    torch.testing.assert_close(output[:1, :2], model(x[:1, :5]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(output[1:], model(x[1:]), rtol=0, atol=1e-12)
 
 
 def test_each_frame_attends_to_all() -> None:

@@ -38,9 +38,9 @@ def test_counts_of_table_5() -> None:
 def test_a_block_is_that_of_numpy(causal: bool) -> None:
     net = shake(TransformerBlock(4, heads=2, feed_forward=3, dropout=0.0, causal=causal))
     x = np.random.default_rng(1).normal(size=(2, 5, 4))
-    seen = np.tril(np.ones((5, 5), bool)) if causal else np.ones((5, 5), bool)
-    wanted = np.stack([block(row, arrays(net), 2, seen) for row in x])
-    np.testing.assert_allclose(net(torch.from_numpy(x)).detach().numpy(), wanted, rtol=0, atol=1e-12)
+    mask = np.tril(np.ones((5, 5), bool)) if causal else np.ones((5, 5), bool)
+    expected = np.stack([block(row, arrays(net), 2, mask) for row in x])
+    np.testing.assert_allclose(net(torch.from_numpy(x)).detach().numpy(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("length", [1, 4, 6])
@@ -48,13 +48,13 @@ def test_the_model_is_that_of_numpy(length: int) -> None:
     """sqrt(4) E[x] + P, ReLU, the blocks, then E z + b, with E the one word embedding."""
     model = shake(transformer_lm(**TINY))  # type: ignore[arg-type]
     p, x = arrays(model), tokens(3, length)
-    wanted = []
+    expected = []
     for row in x.numpy():
         h = np.maximum(2 * p["embedding.weight"][row] + p["positions"][:length], 0)
         for place in range(2):
             h = block(h, select_part(p, f"blocks.{place}"), 2, np.tril(np.ones((length, length), bool)))
-        wanted.append(h @ p["embedding.weight"].T + p["head.bias"])
-    np.testing.assert_allclose(model(x).detach().numpy(), np.stack(wanted), rtol=0, atol=1e-12)
+        expected.append(h @ p["embedding.weight"].T + p["head.bias"])
+    np.testing.assert_allclose(model(x).detach().numpy(), np.stack(expected), rtol=0, atol=1e-12)
 
 
 def test_later_tokens_change_nothing_earlier() -> None:

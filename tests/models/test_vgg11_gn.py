@@ -21,8 +21,8 @@ def test_count_behind_the_table_of_fedspa() -> None:
     """
     count = sum(p.numel() for p in make_meta_model().parameters())
     assert count == 9_231_114
-    sent = count * 4 * 10 * 2 * 1000 / 1e9
-    assert (f"{sent:.1f}", f"{sent / 2:.1f}") == ("738.5", "369.2")
+    gigabytes = count * 4 * 10 * 2 * 1000 / 1e9
+    assert (f"{gigabytes:.1f}", f"{gigabytes / 2:.1f}") == ("738.5", "369.2")
 
 
 def test_layout() -> None:
@@ -38,8 +38,8 @@ def test_layout() -> None:
     order = [name for name, _ in model.named_children()]
     block = [[f"conv{i}", f"norm{i}", f"relu{i}"] for i in range(1, 9)]
     stages = [block[0], block[1], block[2] + block[3], block[4] + block[5], block[6] + block[7]]
-    wanted = [name for i, stage in enumerate(stages, start=1) for name in [*stage, f"pool{i}"]]
-    assert order == [*wanted, "pool", "flatten", "head"]
+    layers = [name for i, stage in enumerate(stages, start=1) for name in [*stage, f"pool{i}"]]
+    assert order == [*layers, "pool", "flatten", "head"]
     assert [m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)] == [8, 8, 16, 16, 32, 32, 32, 32]
 
 

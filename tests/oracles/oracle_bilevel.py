@@ -27,14 +27,14 @@ def clients(count, rows, d, e, seed=0, noise=0.0, phi=True):
     """Clients whose rows agree on one theta*, up to ``noise``, but each with a w* of its own; and theta*."""
     rng = np.random.default_rng(seed)
     theta = rng.normal(size=d)
-    made = []
+    data = []
     for m in range(count):
         n = rows + m
         a, b = rng.normal(size=(n, d)) * (1 + m / 3), rng.normal(size=(n, e))
         y = a @ theta + b @ (3 * rng.normal(size=e) + m) + noise * rng.normal(size=n)
         h = rng.normal(size=(n, d)) / 2
-        made.append({"a": a, "b": b, "y": y} | ({"h": h, "c": h @ theta} if phi else {}))
-    return made, theta
+        data.append({"a": a, "b": b, "y": y} | ({"h": h, "c": h @ theta} if phi else {}))
+    return data, theta
 
 
 def matrices(data):

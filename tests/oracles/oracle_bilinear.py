@@ -19,11 +19,11 @@ def clients(sizes, seed=0):
     """Data with a representation in common and a head for each."""
     rng = np.random.default_rng(seed)
     body = rng.normal(size=(2, 3))
-    made = []
+    data = []
     for i, n in enumerate(sizes):
         x = rng.normal(size=(n, 3))
-        made.append({"x": x, "y": x @ body.T @ (rng.normal(size=2) + i / 2) + rng.normal(size=n) / 10})
-    return made
+        data.append({"x": x, "y": x @ body.T @ (rng.normal(size=2) + i / 2) + rng.normal(size=n) / 10})
+    return data
 
 
 def task():

@@ -96,7 +96,7 @@ class Reference:
             self.iterates.append((self.u, self.mu, self.rho, factor))
         return self
 
-    def averaged(self) -> Reference:
+    def average(self) -> Reference:
         """The same clients at Theorem 1's mean of the iterates, each weighted by the step that led there."""
         total = sum(factor for *_, factor in self.iterates)
         u, mu, rho = (sum(each[k] * each[3] for each in self.iterates) / total for k in range(3))

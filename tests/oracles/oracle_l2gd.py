@@ -7,7 +7,7 @@ taken from the program.
 from __future__ import annotations
 
 import numpy as np
-from oracle_pulled import cut, joined
+from oracle_pulled import cut, make_quadratic
 
 from moiety.algorithms.l2gd import toss_coins
 from moiety.random import hash_words
@@ -15,11 +15,11 @@ from moiety.random import hash_words
 
 def coin(probability, rounds, coins=0):
     """xi_0, xi_1, ...: in each round a run of ones, then a run of zeros."""
-    found = []
+    throws = []
     for t in range(rounds):
         means, local = toss_coins(probability, coins, hash_words("train", t))
-        found += [1] * means + [0] * local
-    return found
+        throws += [1] * means + [0] * local
+    return throws
 
 
 def algorithm_1(xs, quadratics, weights, flips, *, lr, pull, probability):
@@ -39,7 +39,7 @@ def run(clients, weights, start, rounds, matrices, **options):
     """The mean, and the models of all clients, after so many rounds from ``start``."""
     coins = options.pop("coins", 0)
     first = np.concatenate([start[k] for k in matrices])
-    quadratics = [joined(data, matrices) for data in clients]
+    quadratics = [make_quadratic(data, matrices) for data in clients]
     flips = coin(options["probability"], rounds, coins)
     xs = algorithm_1(np.tile(first, (len(clients), 1)), quadratics, weights, flips, **options)
     mean = np.asarray(weights) / sum(weights) @ xs
@@ -53,7 +53,7 @@ def minimiser(clients, weights, pull, matrices):
     sum_j alpha_j (x_j - mean) = 0.
     """
     share = np.asarray(weights) / sum(weights)
-    quadratics = [joined(data, matrices) for data in clients]
+    quadratics = [make_quadratic(data, matrices) for data in clients]
     n, d = len(clients), len(quadratics[0][1])
     left, right = np.zeros((n * d, n * d)), np.zeros(n * d)
     for i, (a, b) in enumerate(quadratics):

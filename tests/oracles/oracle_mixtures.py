@@ -1,14 +1,14 @@
 """Per-FedAvg and APFL on least squares in NumPy: their pseudocode, and where it ends, by linear solves.
 
 As in ``oracle_numpy``: f(w; a, y) = (a . w - y)^2 / 2, ``w`` a dict of blocks, rows in data order. With A_i and b_i of
-``oracle_pulled.joined``, grad F_i(w) = A_i w - b_i.
+``oracle_pulled.make_quadratic``, grad F_i(w) = A_i w - b_i.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import oracle_numpy as ref
-from oracle_pulled import cut, joined
+from oracle_pulled import cut, make_quadratic
 
 
 def limited(g, clip):
@@ -47,14 +47,14 @@ def per_fedavg_limit(clients, weights, alpha, matrices, *, hessian):
     """
     left, right = 0.0, 0.0
     for data, share in zip(clients, weights, strict=True):
-        a, b = joined(data, matrices)
+        a, b = make_quadratic(data, matrices)
         j = np.eye(len(b)) - alpha * a
         again = j if hessian else np.eye(len(b))
         left, right = left + share * again @ a @ j, right + share * again @ j @ b
     w = np.linalg.solve(left, right)
     own = []
     for data in clients:
-        a, b = joined(data, matrices)
+        a, b = make_quadratic(data, matrices)
         own.append(cut(w - alpha * (a @ w - b), clients, matrices))
     return cut(w, clients, matrices), own
 
@@ -77,5 +77,5 @@ def apfl_local(w, v, share, data, index, *, eta, eta_v, eta_share, matrices, cli
 def apfl_limit(clients, weights, matrices):
     """w* minimises the weighted mean; each mixture its client's own loss, whatever w* is, as long as alpha is not 0."""
     shared = ref.minimiser(clients, weights, matrices, ())[0]
-    own = [cut(np.linalg.solve(*joined(data, matrices)), clients, matrices) for data in clients]
+    own = [cut(np.linalg.solve(*make_quadratic(data, matrices)), clients, matrices) for data in clients]
     return shared, own

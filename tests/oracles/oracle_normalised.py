@@ -52,25 +52,25 @@ def simulate(clients, rounds, down, up, lam, batch, alignment, *, start, rates, 
         return batches[t % len(batches)]
 
     def examples(i, t, u, v, column, weight):
-        got = []
+        triples = []
         for k in rows(i, t):
             a, b, y = (clients[i][c][k] for c in "aby")
             slope = factor * (a @ np.array(u) + b @ np.array(v) - y)
-            got.append((list(map(float, a if column == "a" else b)), float(slope), weight / len(rows(i, t))))
-        return got
+            triples.append((list(map(float, a if column == "a" else b)), float(slope), weight / len(rows(i, t))))
+        return triples
 
     for t in range(rounds):
-        arrived = []
+        arrivals = []
         for i in range(count):
             s = t - up[i]
             if s >= 0:
                 at = wg[t] if alignment == "misaligned" else wg[max(0, s - down[i])]
-                arrived += examples(i, s, at, wl[s][i], "a", lam[i])
+                arrivals += examples(i, s, at, wl[s][i], "a", lam[i])
             r = t - (down[i] + up[i] if alignment == "aligned" else 0)
             if r >= 0:
                 own[i].learn(examples(i, r, wg[max(0, r - down[i])], wl[r][i], "b", 1.0), rates[1])
-        if arrived:
-            server.learn(arrived, rates[0])
+        if arrivals:
+            server.learn(arrivals, rates[0])
         wg.append(list(server.w))
         wl.append([list(one.w) for one in own])
     return wg[-1], wl[-1]

@@ -29,9 +29,9 @@ def descend(w, data, index, rates, matrices, momentum=0.0, weight_decay=0.0, cli
     velocity = {k: 0 * w[k] for k in rates}
     losses = []
     for rows in index:
-        found, loss = gradients(w, data, rows, matrices)
+        slopes, loss = gradients(w, data, rows, matrices)
         losses.append(loss)
-        g = {k: found[k] for k in rates}
+        g = {k: slopes[k] for k in rates}
         if clip is not None:
             norm = np.sqrt(sum((x**2).sum() for x in g.values()))
             g = {k: x * min(1.0, clip / (norm + 1e-6)) for k, x in g.items()}

@@ -55,12 +55,12 @@ def vector_clients(sizes: Sequence[int], p: int = 2, q: int = 2, seed: int = 0) 
     Client i's a is scaled by 1 + i / 4, its targets shifted.
     """
     rng = np.random.default_rng(seed)
-    made = []
+    clients = []
     for i, n in enumerate(sizes):
         a, b = rng.normal(size=(n, p)) * (1 + i / 4), rng.normal(size=(n, q))
         w = rng.normal(size=p + q) + i
-        made.append({"a": a, "b": b, "y": np.hstack([a, b]) @ w + rng.normal(size=n) / 2})
-    return made
+        clients.append({"a": a, "b": b, "y": np.hstack([a, b]) @ w + rng.normal(size=n) / 2})
+    return clients
 
 
 def even_clients(sizes: Sequence[int], seed: int = 0) -> list[dict[str, np.ndarray]]:
@@ -69,14 +69,14 @@ def even_clients(sizes: Sequence[int], seed: int = 0) -> list[dict[str, np.ndarr
     each.
     """
     rng = np.random.default_rng(seed)
-    made = []
+    clients = []
     for i, n in enumerate(sizes):
         left, _ = np.linalg.qr(rng.normal(size=(n, 4)))
         right, _ = np.linalg.qr(rng.normal(size=(4, 4)))
         rows = np.sqrt(n) * left * np.sqrt([1.0, 2.0, 3.0, 4.0]) @ right
         y = rows @ (rng.normal(size=4) * 2 + i) + rng.normal(size=n)
-        made.append({"a": rows[:, :2], "b": rows[:, 2:], "y": y})
-    return made
+        clients.append({"a": rows[:, :2], "b": rows[:, 2:], "y": y})
+    return clients
 
 
 def problem_of(task, data: FederatedData, split: Split, seed: int = 0) -> Problem:

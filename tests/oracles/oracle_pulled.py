@@ -29,12 +29,12 @@ def pulled_steps(v, w, data, index, rate, strength, matrices, momentum=0.0, weig
 
 def ditto_round(w, vs, clients, weights, *, eta, eta_v, pull, index_w, index_v, matrices, **options):
     """One round of Algorithm 1 of Li et al. 2021 with all clients; G is FedAvg."""
-    sent, after = [], []
+    uploads, after = [], []
     for i, data in enumerate(clients):
         w_k, _ = ref.descend(w, data, index_w[i], dict.fromkeys(w, eta), matrices, **options)
-        sent.append({k: w_k[k] - w[k] for k in w})
+        uploads.append({k: w_k[k] - w[k] for k in w})
         after.append(pulled_steps(vs[i], w, data, index_v[i], eta_v, pull, matrices, **options))
-    change = ref.aggregate(sent, weights)
+    change = ref.aggregate(uploads, weights)
     return {k: w[k] + change[k] for k in w}, after
 
 
@@ -52,7 +52,7 @@ def pfedme_round(w, clients, weights, *, eta, eta_v, pull, inner, beta, index, m
     return {k: (1 - beta) * w[k] + beta * mean[k] for k in w}, thetas  # line 10
 
 
-def joined(data, matrices):
+def make_quadratic(data, matrices):
     """A_i and b_i with grad F_i(w) = A_i w - b_i, all blocks one below the other."""
     rows = np.hstack([data[m] for m in matrices.values()])
     return rows.T @ rows / len(rows), rows.T @ data["y"] / len(rows)
@@ -66,7 +66,7 @@ def cut(vector, clients, matrices):
 
 def proximal(w, data, pull, matrices):
     """argmin_v F_i(v) + (pull / 2) ||v - w||^2 = (A_i + pull I)^-1 (b_i + pull w)."""
-    a, b = joined(data, matrices)
+    a, b = make_quadratic(data, matrices)
     return np.linalg.solve(a + pull * np.eye(len(b)), b + pull * w)
 
 
@@ -84,7 +84,7 @@ def pfedme_limit(clients, weights, pull, matrices):
     """
     left, right = 0.0, 0.0
     for data, alpha in zip(clients, weights, strict=True):
-        a, b = joined(data, matrices)
+        a, b = make_quadratic(data, matrices)
         inverse = np.linalg.inv(a + pull * np.eye(len(b)))
         left, right = left + alpha * (np.eye(len(b)) - pull * inverse), right + alpha * inverse @ b
     w = np.linalg.solve(left, right)

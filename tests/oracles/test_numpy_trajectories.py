@@ -59,7 +59,7 @@ def test_fedalt(engine, weighting, options):
         schedule=halving(),
         **options,
     )
-    done = fit(algorithm, split_of(["u"], ["v"], WIDTHS), engine)
+    run = fit(algorithm, split_of(["u"], ["v"], WIDTHS), engine)
     u, vs = {"u": U0}, [{"v": V0}] * 4
     for t in range(4):
         uploads, weights = [], []
@@ -73,9 +73,9 @@ def test_fedalt(engine, weighting, options):
             uploads.append(up)
             weights.append(ref.weight_of(weighting, SIZES[i], len(index_u)))
         u = ref.aggregate(uploads, weights)
-    np.testing.assert_allclose(done.shared_parameters()["u"].numpy(), u["u"], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(run.shared_parameters()["u"].numpy(), u["u"], rtol=1e-10, atol=1e-12)
     for i in range(4):
-        np.testing.assert_allclose(done.parameters(i)["v"].numpy(), vs[i]["v"], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(run.parameters(i)["v"].numpy(), vs[i]["v"], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -89,7 +89,7 @@ def test_fedsim_and_fedavg(engine, weighting, options, personal):
     else:
         algorithm = flat(mo.fedavg, lr=0.1, **common)
     shared = [k for k in ("u", "v") if k not in personal]
-    done = fit(algorithm, split_of(shared, personal, WIDTHS), engine)
+    run = fit(algorithm, split_of(shared, personal, WIDTHS), engine)
     start = {"u": U0, "v": V0}
     u, vs = {k: start[k] for k in shared}, [{k: start[k] for k in personal} for _ in SIZES]
     for t in range(4):
@@ -102,10 +102,10 @@ def test_fedsim_and_fedavg(engine, weighting, options, personal):
             weights.append(ref.weight_of(weighting, SIZES[i], len(index)))
         u = ref.aggregate(uploads, weights)
     for k in shared:
-        np.testing.assert_allclose(done.shared_parameters()[k].numpy(), u[k], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(run.shared_parameters()[k].numpy(), u[k], rtol=1e-10, atol=1e-12)
     for i in range(4):
         for k in personal:
-            np.testing.assert_allclose(done.parameters(i)[k].numpy(), vs[i][k], rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(run.parameters(i)[k].numpy(), vs[i][k], rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
@@ -113,11 +113,11 @@ def test_fedsim_and_fedavg(engine, weighting, options, personal):
 def test_local_only(engine, options):
     """Momentum starts from 0 in each round; without it, rounds are no more than a longer walk."""
     algorithm = flat(mo.local_only, lr=0.1, epochs=2, batch_size=4, shuffle=False, schedule=halving(), **options)
-    done = fit(algorithm, split_of([], ["u", "v"], WIDTHS), engine)
+    run = fit(algorithm, split_of([], ["u", "v"], WIDTHS), engine)
     for i, data in enumerate(CLIENTS):
         w = {"u": U0, "v": V0}
         for t in range(4):
             rates = dict.fromkeys(w, 0.1 * factor(t))
             w, _ = ref.descend(w, data, ref.batches(SIZES[i], 4, epochs=2), rates, MATRICES, **options)
         for k in w:
-            np.testing.assert_allclose(done.parameters(i)[k].numpy(), w[k], rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(run.parameters(i)[k].numpy(), w[k], rtol=1e-10, atol=1e-12)

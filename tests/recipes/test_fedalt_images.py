@@ -21,7 +21,7 @@ T_2 = 12.7062
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def record(recipe_run):
     run = recipe_run("fedalt-images")
     return run.folder, run.printed, run.table
 
@@ -31,10 +31,10 @@ def weighted_mean(rows):
     return float((weights * [row["metric"] for row in rows]).sum() / weights.sum())
 
 
-def test_every_score_is_the_weighted_mean_of_its_clients(ended):
-    folder, _, table = ended
-    (found,) = table["settings"]
-    for step, score in found["scores"].items():
+def test_every_score_is_the_weighted_mean_of_its_clients(record):
+    folder, _, table = record
+    (setting,) = table["settings"]
+    for step, score in setting["scores"].items():
         each = [weighted_mean(read_clients(folder / "digits" / f"seed-{seed}" / step)) for seed in (0, 1)]
         assert score["each"] == pytest.approx(each, abs=1e-12), step
         # Two seeds: the standard deviation is |a - b| / sqrt(2), and of their mean |a - b| / 2.
@@ -43,16 +43,16 @@ def test_every_score_is_the_weighted_mean_of_its_clients(ended):
         assert (score["low"], score["high"]) == pytest.approx((sum(each) / 2 - half, sum(each) / 2 + half), abs=1e-4)
 
 
-def test_the_cells_of_the_page_are_those_scores(ended):
-    folder, out, table = ended
+def test_the_cells_of_the_page_are_those_scores(record):
+    folder, out, table = record
     page = (folder / "table.md").read_text()
     assert page.strip() in out
     scores = table["settings"][0]["scores"]
     (row,) = [line for line in page.splitlines() if line.startswith("| output | 170 ")]
     cells = [cell.strip() for cell in row.split("|")[1:-1]]
     for at, step in ((2, "output-finetune"), (4, "output-fedalt-final"), (6, "output-fedsim-final")):
-        shown = [100 * scores[step][key] for key in ("mean", "low", "high")]
-        assert cells[at] == "{:.2f} [{:.2f}, {:.2f}]".format(*shown)
+        values = [100 * scores[step][key] for key in ("mean", "low", "high")]
+        assert cells[at] == "{:.2f} [{:.2f}, {:.2f}]".format(*values)
     assert [cells[at] for at in (3, 5, 7)] == ["93.37", "93.57", "93.55"]  # Table 4, EMNIST
     for words in (
         "`moiety run fedalt-images --scale ci --engine sequential`",
@@ -67,22 +67,22 @@ def test_the_cells_of_the_page_are_those_scores(ended):
         assert (folder / "digits" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_flat_rows_hold_the_same_numbers(ended):
-    _, _, table = ended
-    (found,) = table["settings"]
+def test_the_flat_rows_hold_the_same_numbers(record):
+    _, _, table = record
+    (setting,) = table["settings"]
     rows = {row["row"]: row for row in table["rows"]}
-    assert len(rows) == len(table["rows"]) == len(found["scores"]) + len(found["claims"])
+    assert len(rows) == len(table["rows"]) == len(setting["scores"]) + len(setting["claims"])
     cell = rows["adapter-fedalt-final"]
-    score = found["scores"]["adapter-fedalt-final"]
+    score = setting["scores"]["adapter-fedalt-final"]
     assert (cell["setting"], cell["paper"], cell["verdict"]) == ("digits", 94.13, None)
     assert [cell["ours"], *cell["interval"]] == pytest.approx([100 * score[key] for key in ("mean", "low", "high")])
     assert rows["fedavg"]["paper"] == 93.18
-    for made in found["claims"]:
-        assert rows[made["claim"]]["verdict"] == made["verdict"]
+    for claim in setting["claims"]:
+        assert rows[claim["claim"]]["verdict"] == claim["verdict"]
 
 
-def test_who_is_hurt_is_counted_against_fedavg_of_the_same_seed(ended):
-    folder, _, table = ended
+def test_who_is_hurt_is_counted_against_fedavg_of_the_same_seed(record):
+    folder, _, table = record
     for step in ("adapter-fedalt-final", "full-finetune", "input-fedsim-final"):
         shares = []
         for seed in (0, 1):
@@ -93,24 +93,24 @@ def test_who_is_hurt_is_counted_against_fedavg_of_the_same_seed(ended):
         assert table["settings"][0]["scores"][step]["hurt"]["mean"] == pytest.approx(sum(shares) / 2)
 
 
-def test_all_runs_of_a_seed_start_from_its_fedavg(ended):
+def test_all_runs_of_a_seed_start_from_its_fedavg(record):
     """The shared model alone, with first personal values, is FedAvg's own: finetuning has not moved it."""
-    folder, _, _ = ended
+    folder, _, _ = record
     for seed in (0, 1):
         place = folder / "digits" / f"seed-{seed}"
         plain = read_clients(place / "fedavg")
         for step in ("full-finetune", "input-finetune", "output-finetune", "full-ditto"):
-            found = read_clients(place / step)
-            assert [row["shared_loss"] for row in found] == [row["loss"] for row in plain]
+            rows = read_clients(place / step)
+            assert [row["shared_loss"] for row in rows] == [row["loss"] for row in plain]
         # The final finetuning leaves the shared part as FedAlt left it.
         before, after = (read_clients(place / name) for name in ("output-fedalt", "output-fedalt-final"))
         assert [row["shared_loss"] for row in after] == [row["shared_loss"] for row in before]
         assert read_config(place / "output-fedalt-final")["run"]["start"] == str(place / "output-fedalt")
 
 
-def test_rates_are_chosen_on_validation_rows_and_the_rest_trained_on_all(ended):
-    folder, _, table = ended
-    (found,) = table["settings"]
+def test_rates_are_chosen_on_validation_rows_and_the_rest_trained_on_all(record):
+    folder, _, table = record
+    (setting,) = table["settings"]
     data = plan("ci").settings[0].data(0)
     scores = {}
     for lr in ("0.05", "0.1"):
@@ -120,18 +120,18 @@ def test_rates_are_chosen_on_validation_rows_and_the_rest_trained_on_all(ended):
         assert [row["n_test"] for row in rows] == data.sizes("validation").tolist()
         assert [row["n"] for row in rows] == data.sizes("train").tolist()
         scores[lr] = weighted_mean(rows)
-    assert found["tried"] == {"fedavg": pytest.approx(scores)}
-    assert found["rates"]["fedavg"] == float(max(scores, key=scores.__getitem__))
+    assert setting["tried"] == {"fedavg": pytest.approx(scores)}
+    assert setting["rates"]["fedavg"] == float(max(scores, key=scores.__getitem__))
     last = read_clients(folder / "digits" / "seed-1" / "fedavg")
     assert [row["n"] for row in last] == (data.sizes("train") + data.sizes("validation")).tolist()
     assert [row["n_test"] for row in last] == data.sizes("test").tolist()
 
 
-def test_what_has_ended_is_not_run_again(ended):
-    folder, _, table = ended
-    begun = []
-    outcome = fedalt_images.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
-    assert begun == []
+def test_what_has_ended_is_not_run_again(record):
+    folder, _, table = record
+    names = []
+    outcome = fedalt_images.run(out=folder, resume=True, watch=lambda name, place: names.append(name))
+    assert names == []
     again = json.loads((folder / "table.json").read_text())
     assert again["settings"] == table["settings"]
     assert outcome.page.strip() == (folder / "table.md").read_text().strip()
@@ -165,11 +165,11 @@ def test_the_scale_paper_has_the_sizes_of_table_9():
         assert (stages.seeds, stages.cohort, stages.batch_size) == (5, 10, 32)
         assert (stages.rounds, stages.personal_rounds, stages.finetune_epochs) == (2000, 500, 5)
         assert (stages.lr, stages.personal_lr, stages.finetune_lr, stages.pull) == ((0.5,), (0.01,), (0.01,), 0.1)
-        made = {step.name: step for step in list_steps(setting, _rates(setting))}
-        assert made["fedavg"].algorithm.spec["schedule"] == {"name": "exponential", "halve_every": 500}
-        assert made["adapter-fedalt"].algorithm.spec["shared"]["lr"] == 0.01
-        assert (made["adapter-fedalt"].rounds, made["adapter-fedalt-final"].cohort) == (500, None)
-        assert made["adapter-fedsim-stateless"].algorithm.stateful is False
+        steps = {step.name: step for step in list_steps(setting, _rates(setting))}
+        assert steps["fedavg"].algorithm.spec["schedule"] == {"name": "exponential", "halve_every": 500}
+        assert steps["adapter-fedalt"].algorithm.spec["shared"]["lr"] == 0.01
+        assert (steps["adapter-fedalt"].rounds, steps["adapter-fedalt-final"].cohort) == (500, None)
+        assert steps["adapter-fedsim-stateless"].algorithm.stateful is False
 
 
 def _rates(setting):
@@ -181,8 +181,8 @@ def _rates(setting):
 def test_the_scale_paper_has_the_parameters_of_table_7():
     setting = plan("paper").settings[0]
     model = setting.model(seed=0)
-    counted = {"input": (704, 11_198_782), "output": (31_806, 11_167_680), "adapter": (1_408_128, 11_191_678)}
-    for name, expected in counted.items():
+    counts = {"input": (704, 11_198_782), "output": (31_806, 11_167_680), "adapter": (1_408_128, 11_191_678)}
+    for name, expected in counts.items():
         split = setting.splits[name](model)
         own = dict((split.model or model).named_parameters())
         assert tuple(sum(own[n].numel() for n in part) for part in (split.personal, split.shared)) == expected
@@ -194,9 +194,9 @@ def test_the_data_of_the_larger_scales(scale):
     chars, fashion = (setting.data(0) for setting in plan(scale).settings)
     assert len(chars) == 55
     for writer in range(55):
-        known = {*chars.client(writer)["y"].tolist(), *chars.client(writer, "validation")["y"].tolist()}
-        assert known.isdisjoint(chars.client(writer, "test")["y"].tolist())
-        assert (len(known), chars.sizes("test")[writer]) == (50, 12)
+        labels = {*chars.client(writer)["y"].tolist(), *chars.client(writer, "validation")["y"].tolist()}
+        assert labels.isdisjoint(chars.client(writer, "test")["y"].tolist())
+        assert (len(labels), chars.sizes("test")[writer]) == (50, 12)
     least, side = (100, 28) if scale == "paper" else (25, 14)
     rows = fashion.sizes("train") + fashion.sizes("validation")
     assert rows.min() >= least

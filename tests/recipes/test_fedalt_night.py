@@ -29,7 +29,7 @@ class Rates(dict):
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def record(recipe_run):
     run = recipe_run("fedalt-people")
     return run.folder, run.table
 
@@ -73,10 +73,10 @@ def test_penalties_without_a_half_are_pulls_of_twice_their_weight():
     (setting,) = plan_roles("night").settings
     steps = steps_of(setting)
     assert steps[DITTO].algorithm.spec["personal"]["pull"] == 0.2  # the weight is 0.1
-    swept = steps["output-fedalt-pull-0.01"].algorithm.spec
-    assert (swept["personal"]["pull"], swept["shared"].get("pull", 0)) == (0.02, 0)
-    swept = steps["output-fedalt-weight_decay-0.01"].algorithm.spec
-    assert (swept["personal"]["weight_decay"], swept["shared"].get("weight_decay", 0)) == (0.01, 0)
+    spec = steps["output-fedalt-pull-0.01"].algorithm.spec
+    assert (spec["personal"]["pull"], spec["shared"].get("pull", 0)) == (0.02, 0)
+    spec = steps["output-fedalt-weight_decay-0.01"].algorithm.spec
+    assert (spec["personal"]["weight_decay"], spec["shared"].get("weight_decay", 0)) == (0.01, 0)
     assert steps["output-fedalt-dropout-0.3"].dropout == 0.3
 
 
@@ -133,7 +133,7 @@ def test_the_share_hurt_below_and_above_a_median():
     assert share_below(rows, {"a": 1, "b": 2, "c": 2}) == 1  # nobody above the median: a against b and c
 
 
-def kept(folder, seed, step):
+def read_result(folder, seed, step):
     return json.loads((folder / "digits" / f"seed-{seed}" / f"{step}.json").read_text())["result"]
 
 
@@ -142,8 +142,8 @@ def mean(row):
     return sum(client["n_test"] * client["metric"] for client in row["clients"]) / total
 
 
-def test_verdicts_are_those_of_the_clients_rows(ended):
-    folder, table = ended
+def test_verdicts_are_those_of_the_clients_rows(record):
+    folder, table = record
     (setting,) = table["settings"]
     claims = {row["question"]: row for row in setting["claims"]}
     assert set(claims) <= set(QUESTIONS)
@@ -155,7 +155,7 @@ def test_verdicts_are_those_of_the_clients_rows(ended):
         seeds = []
         for seed in (0, 1):
             both = [
-                (kept(folder, seed, new.format(s)), kept(folder, seed, old.format(s)))
+                (read_result(folder, seed, new.format(s)), read_result(folder, seed, old.format(s)))
                 for s in ("input", "output", "adapter")
             ]
             seeds.append(sum(mean(a) - mean(b) for a, b in both) / 3)
@@ -169,18 +169,18 @@ def test_verdicts_are_those_of_the_clients_rows(ended):
         assert (row["verdict"] == HOLDS) == above
 
 
-def test_the_pilot_is_scored_on_validation_rows_and_chooses_the_split(ended):
-    folder, table = ended
+def test_the_pilot_is_scored_on_validation_rows_and_chooses_the_split(record):
+    folder, table = record
     (setting,) = table["settings"]
-    (declared,) = plan_people("ci").settings
-    data = declared.data(0)
-    tried = {}
+    (design,) = plan_people("ci").settings
+    data = design.data(0)
+    means = {}
     for split in ("input", "output", "adapter"):
         row = json.loads((folder / "digits/tuning/seed-100" / f"{split}-fedalt-0.05.json").read_text())["result"]
         assert [client["n_test"] for client in row["clients"]] == data.sizes("validation").tolist()
-        tried[split] = mean(row)
-    assert setting["validation"] == pytest.approx(tried)
-    assert setting["best"] == max(tried, key=tried.__getitem__)
+        means[split] = mean(row)
+    assert setting["validation"] == pytest.approx(means)
+    assert setting["best"] == max(means, key=means.__getitem__)
     rates = {0.05: "fedavg-0.05", 0.1: "fedavg-0.1"}
     scores = {
         lr: mean(json.loads((folder / f"digits/tuning/seed-100/{name}.json").read_text())["result"])
@@ -190,16 +190,16 @@ def test_the_pilot_is_scored_on_validation_rows_and_chooses_the_split(ended):
     assert setting["converged"]["gain"] == pytest.approx(twice - max(scores.values()))
 
 
-def test_every_number_can_be_had_again_from_the_cells(ended):
+def test_every_number_can_be_had_again_from_the_cells(record):
     """The comparison that a page is made of needs the kept results alone."""
-    folder, table = ended
-    (declared,) = plan_people("ci").settings
+    folder, table = record
+    (setting,) = plan_people("ci").settings
     results = {}
     for file in folder.glob("digits/**/*.json"):
         content = json.loads(file.read_text())
         if "cell" in content:
             results[tuple(content["cell"])] = content["result"]
-    comparison, pilot = NightComparison(declared, range(2), results), Pilot(declared, results)
+    comparison, pilot = NightComparison(setting, range(2), results), Pilot(setting, results)
     assert choose_split(comparison, pilot) == table["settings"][0]["best"]
     again = answer(comparison, pilot)
     assert {row["question"]: row["each"] for row in table["settings"][0]["claims"]} == again
@@ -234,8 +234,8 @@ def test_the_pooled_page_by_hand(tmp_path):
     assert row["high"] - row["mean"] == pytest.approx(T_1 * 0.01 / 2, rel=1e-4)  # the second setting has no spread
     for name, table in (("first", one), ("second", two)):
         (tmp_path / name).mkdir()
-        told = {"settings": [table], "command": f"moiety run {name}", "date": "today", "commit": "abc"}
-        (tmp_path / name / "table.json").write_text(json.dumps(told))
+        content = {"settings": [table], "command": f"moiety run {name}", "date": "today", "commit": "abc"}
+        (tmp_path / name / "table.json").write_text(json.dumps(content))
     folders = [str(tmp_path / "first"), str(tmp_path / "second")]
     assert fedalt_holds.main([*folders, "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page/README.md").read_text()

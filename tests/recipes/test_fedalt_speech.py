@@ -21,7 +21,7 @@ needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def record(recipe_run):
     run = recipe_run("fedalt-speech")
     return run.folder, run.table
 
@@ -30,7 +30,7 @@ def transcript(labels) -> str:
     return " ".join(str(label) for label in labels)
 
 
-def heard(logits, frames: int) -> str:
+def decode(logits, frames: int) -> str:
     """Greedy decoding: the best label of each real frame, runs of the same taken once, blanks (0) left out."""
     best = logits.argmax(-1).tolist()[: -(-frames // 4)]
     return transcript(label for label, _ in groupby(best) if label != 0)
@@ -38,75 +38,77 @@ def heard(logits, frames: int) -> str:
 
 @pytest.mark.parametrize("step", ["fedavg", "input-fedalt-final", "adapter-fedsim-final"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_word_error_rates_are_those_of_jiwer_on_the_models_that_are_left(ended, step, seed):
+def test_word_error_rates_are_those_of_jiwer_on_the_models_that_are_left(record, step, seed):
     """Greedy decoding written anew, scored by jiwer: for each client, and over all words for the cell of the table."""
-    folder, table = ended
+    folder, table = record
     (setting,) = plan("ci").settings
     data, model = setting.data(0), setting.model(seed=seed)
     split = None if step == "fedavg" else setting.split(step.split("-")[0], model)
     place = folder / "joined_digits" / f"seed-{seed}" / step
-    trained = data.with_validation_in_train()
-    run = mo.resume(place, model=model, data=trained, split=split, loss="ctc", metric="word_error_rate")
-    said_by_all, heard_by_all = [], []
+    full_data = data.with_validation_in_train()
+    run = mo.resume(place, model=model, data=full_data, split=split, loss="ctc", metric="word_error_rate")
+    all_references, all_hypotheses = [], []
     for at, (name, row) in enumerate(zip(data.ids, read_clients(place), strict=True)):
         assert row["client"] == name
         begin, end = data.bounds[at][2:]
         rows = {key: column[begin:end] for key, column in data.columns.items()}
         with torch.no_grad():
             logits = run.export(name)(torch.from_numpy(rows["x"]))
-        said = [transcript(y[y > 0]) for y in rows["y"]]
-        got = [heard(each, int(frames)) for each, frames in zip(logits, rows["frames"], strict=True)]
-        assert row["metric"] == pytest.approx(jiwer.wer(said, got), abs=1e-12)
-        assert (row["n_test"], row["weight"]) == (len(said), sum(len(text.split()) for text in said))
-        said_by_all, heard_by_all = said_by_all + said, heard_by_all + got
-    assert any(heard_by_all)  # it is not all blank
+        references = [transcript(y[y > 0]) for y in rows["y"]]
+        hypotheses = [decode(each, int(frames)) for each, frames in zip(logits, rows["frames"], strict=True)]
+        assert row["metric"] == pytest.approx(jiwer.wer(references, hypotheses), abs=1e-12)
+        assert (row["n_test"], row["weight"]) == (len(references), sum(len(text.split()) for text in references))
+        all_references, all_hypotheses = all_references + references, all_hypotheses + hypotheses
+    assert any(all_hypotheses)  # it is not all blank
     score = table["settings"][0]["scores"][step]["each"][seed]
-    assert score == pytest.approx(jiwer.wer(said_by_all, heard_by_all), abs=1e-12)
+    assert score == pytest.approx(jiwer.wer(all_references, all_hypotheses), abs=1e-12)
 
 
-def test_cells_stand_beside_those_of_tables_3_and_11(ended):
-    folder, table = ended
-    (found,) = table["settings"]
-    assert (found["metric"], found["higher_is_better"]) == ("word_error_rate", False)
+def test_cells_stand_beside_those_of_tables_3_and_11(record):
+    folder, table = record
+    (setting,) = table["settings"]
+    assert (setting["metric"], setting["higher_is_better"]) == ("word_error_rate", False)
     page = (folder / "table.md").read_text()
     paper = {"input": ("15.13", "15.47"), "output": ("15.53", "15.51"), "adapter": ("15.50", "15.54")}
     for split, (alt, sim) in paper.items():
         row = next(line for line in page.splitlines() if line.startswith(f"| {split} |"))
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         ours = [
-            f"{100 * found['scores'][f'{split}-{m}']['mean']:.2f}" for m in ("finetune", "fedalt-final", "fedsim-final")
+            f"{100 * setting['scores'][f'{split}-{m}']['mean']:.2f}"
+            for m in ("finetune", "fedalt-final", "fedsim-final")
         ]
         assert [cell.split(" ")[0] for cell in cells[2:]] == [ours[0], "-", ours[1], alt, ours[2], sim]
     baselines = next(line for line in page.splitlines() if line.startswith("| paper (LibriSpeech) |"))
     assert [cell.strip() for cell in baselines.strip("|").split("|") if cell.strip() != "-"][1:] == ["15.55"]
 
 
-def test_a_gain_is_a_lower_word_error_rate(ended):
+def test_a_gain_is_a_lower_word_error_rate(record):
     """Of two rates the lower was taken, and FedAlt against FedSim is the rate of FedSim less that of FedAlt."""
-    _, table = ended
-    (found,) = table["settings"]
-    tried = found["tried"]["fedavg"]
-    assert tried[f"{found['rates']['fedavg']:g}"] == min(tried.values())
+    _, table = record
+    (setting,) = table["settings"]
+    errors = setting["tried"]["fedavg"]
+    assert errors[f"{setting['rates']['fedavg']:g}"] == min(errors.values())
     for split in ("input", "output", "adapter"):
-        made = next(c for c in found["claims"] if c["claim"] == f"FedAlt beats FedSim: {split}")
-        alt, sim = (found["scores"][f"{split}-{method}-final"]["each"] for method in ("fedalt", "fedsim"))
-        assert made["each"] == pytest.approx([b - a for a, b in zip(alt, sim, strict=True)])
+        claim = next(c for c in setting["claims"] if c["claim"] == f"FedAlt beats FedSim: {split}")
+        alt, sim = (setting["scores"][f"{split}-{method}-final"]["each"] for method in ("fedalt", "fedsim"))
+        assert claim["each"] == pytest.approx([b - a for a, b in zip(alt, sim, strict=True)])
 
 
 def test_joined_digits_are_images_of_scikit_learn_read_from_left_to_right():
     (setting,) = plan("ci").settings
     data = setting.data(0)
     images, labels = load_digits().images / 16, load_digits().target
-    known = {image.T.astype(np.float32).tobytes(): label for image, label in zip(images, labels, strict=True)}
-    seen = []
+    digits = {image.T.astype(np.float32).tobytes(): label for image, label in zip(images, labels, strict=True)}
+    all_clips = []
     for x, y, frames in zip(*(data.columns[key] for key in ("x", "y", "frames")), strict=True):
         count = int(frames) // 8
         clips = [np.ascontiguousarray(x[8 * i : 8 * i + 8]).tobytes() for i in range(count)]
-        assert [known[clip] + 1 for clip in clips] == y[:count].tolist()
+        assert [digits[clip] + 1 for clip in clips] == y[:count].tolist()
         assert not x[8 * count :].any()
         assert (y[count:] == -100).all()
-        seen += clips
-    assert len(set(seen)) == len(seen) == 4 * 8 * 5  # half of 16 sequences have three digits, half two; none twice
+        all_clips += clips
+    # Half of 16 sequences have three digits, half two; none twice.
+    assert len(set(all_clips)) == len(all_clips) == 4 * 8 * 5
     assert data.sizes("test").tolist() == [5] * 4  # 0.3 of 16
 
 
@@ -157,9 +159,9 @@ def test_scale_paper_runs():
         **with_settings(split=split, rounds=2, cohort=1, engine="sequential", **connected.fit),
     )
     before, after = model.state_dict(), run.export(run.clients[0]["client"]).state_dict()
-    moved = (after["head.weight"] - before["head.weight"]).abs().max()
+    change = (after["head.weight"] - before["head.weight"]).abs().max()
     # Adam's step is its rate whatever the gradient; in the first round, at factor 0, there is none to divide by.
-    assert 0 < moved <= 1e-3 * 1.01
+    assert 0 < change <= 1e-3 * 1.01
     assert run.history[-1]["metric_name"] == "word_error_rate"
 
 

@@ -25,8 +25,8 @@ def test_a_share_of_the_clients_is_left_with_few_rows():
     assert (sizes[sizes != 5] == fed.sizes("train")[sizes != 5]).all()
     np.testing.assert_array_equal(cut.sizes("test"), fed.sizes("test"))
     for i in np.flatnonzero(sizes == 5):
-        known = {row.tobytes() for row in fed.client(int(i))["x"]}
-        assert all(row.tobytes() in known for row in cut.client(int(i))["x"])
+        rows = {row.tobytes() for row in fed.client(int(i))["x"]}
+        assert all(row.tobytes() in rows for row in cut.client(int(i))["x"])
         np.testing.assert_array_equal(cut.client(int(i), "test")["x"], fed.client(int(i), "test")["x"])
 
 
@@ -39,23 +39,25 @@ def test_every_method_takes_a_round(method):
 
 def test_uncertainty_is_that_of_draws_made_anew():
     """Section 5 draws at the end of training: for a client's own pictures and for strange ones alike."""
-    asked = []
+    calls = []
 
-    class Unmade:
+    class StubRun:
         def predictive(self, client, x, *, fresh=False):
-            asked.append((client, x, fresh))
-            return Predictive(np.random.default_rng(len(asked)).normal(size=(2, len(x), 10)))
+            calls.append((client, x, fresh))
+            return Predictive(np.random.default_rng(len(calls)).normal(size=(2, len(x), 10)))
 
     deal = replace(DIGITS, strange=NOISE)
     own, strange = deal.load(0), deal.load_strange(0)
-    kept = keep_predictions(own, strange, 2, Unmade())
-    shown = [(client, [fed.client(client, "test")["x"] for fed in (own, strange)]) for client in (0, 1)]
-    for (client, x, fresh), (wanted, pictures) in zip(asked, shown, strict=True):
-        assert (client, fresh) == (wanted, True)
+    predictions = keep_predictions(own, strange, 2, StubRun())
+    inputs = [(client, [fed.client(client, "test")["x"] for fed in (own, strange)]) for client in (0, 1)]
+    for (client, x, fresh), (index, pictures) in zip(calls, inputs, strict=True):
+        assert (client, fresh) == (index, True)
         np.testing.assert_array_equal(x, np.concatenate(pictures))
-    assert len(kept["entropies"]) == 2
-    assert [len(kept["entropies"][0][kind]) for kind in ("its own", "strange")] == [len(each) for each in shown[0][1]]
-    assert keep_predictions(own, None, 2, Unmade())["entropies"] == []
+    assert len(predictions["entropies"]) == 2
+    assert [len(predictions["entropies"][0][kind]) for kind in ("its own", "strange")] == [
+        len(each) for each in inputs[0][1]
+    ]
+    assert keep_predictions(own, None, 2, StubRun())["entropies"] == []
 
 
 def test_numbers_of_the_paper_stand_beside_their_methods():
@@ -67,9 +69,9 @@ def test_numbers_of_the_paper_stand_beside_their_methods():
     assert PAPER["5-classes"]["local"] == 70.68
     results = {(deal.name, 0, method): {"accuracy": 0.5} for deal in laptop.deals for method in laptop.methods}
     rows = load_recipe("fedpop-full").page(laptop, range(1), results).rows
-    shown = {(row["setting"], row["method"]): row["paper"] for row in rows if row["verdict"] is None}
-    assert shown["2-classes", "FedSOUL"] == 91.12
-    assert shown["5-classes", "L2GD"] == 59.98
+    numbers = {(row["setting"], row["method"]): row["paper"] for row in rows if row["verdict"] is None}
+    assert numbers["2-classes", "FedSOUL"] == 91.12
+    assert numbers["5-classes", "L2GD"] == 59.98
 
 
 def test_titles_follow_the_sizes():
@@ -80,8 +82,8 @@ def test_titles_follow_the_sizes():
     assert titles[-1] == "90% of the clients with 10 pictures"
     assert fedpop_small.plan("ci").deals[0].heading == "Digits, 50% with 5"
     assert fedpop_full.plan("laptop").deals[0].heading == "CIFAR-10, 2 classes a client"
-    shown = "MNIST, 5 classes a client, shown Fashion-MNIST"
-    assert fedpop_uncertainty.plan("laptop").deals[-1].heading == shown
+    heading = "MNIST, 5 classes a client, shown Fashion-MNIST"
+    assert fedpop_uncertainty.plan("laptop").deals[-1].heading == heading
     recipe = load_recipe("fedpop-small")
     changes = {"share": 0.25, "pictures": 4}
     page = recipe.run(scale="ci", rounds=1, seeds=1, changes=changes, engine="sequential").page
@@ -97,8 +99,8 @@ def test_a_page_and_its_numbers(name, recipe_run):
         assert words in page
     (folder,) = [path for path in run.folder.iterdir() if path.is_dir()]
     for row in (row for row in run.table["rows"] if row["verdict"] is None):
-        kept = [json.loads((folder / f"seed-{s}" / f"{row['method']}.json").read_text())["result"] for s in (0, 1)]
-        assert row["ours"] == pytest.approx(np.mean([100 * each["accuracy"] for each in kept]))
+        results = [json.loads((folder / f"seed-{s}" / f"{row['method']}.json").read_text())["result"] for s in (0, 1)]
+        assert row["ours"] == pytest.approx(np.mean([100 * each["accuracy"] for each in results]))
     assert not list(run.folder.glob("*.png"))
 
 
@@ -107,7 +109,7 @@ def test_the_page_of_uncertainty_and_its_numbers(recipe_run):
     run = recipe_run("fedpop-uncertainty")
     assert {path.name for path in run.folder.glob("*.png")} == {"reliability-digits.png", "entropy-digits.png"}
 
-    def kept(seed, method, regime, measure):
+    def read_score(seed, method, regime, measure):
         file = run.folder / f"seed-{seed}/digits/{method}-{regime.replace(chr(32), chr(95))}.json"
         return json.loads(file.read_text())["result"]["scores"][measure]
 
@@ -115,13 +117,15 @@ def test_the_page_of_uncertainty_and_its_numbers(recipe_run):
     assert len(rows) == 2 * 3 * 7
     for row in rows:
         factor = 1 if row["measure"] in ("nll", "brier") else 100
-        each = [kept(s, row["method"], row["regime"], row["measure"]) for s in (0, 1)]
+        each = [read_score(s, row["method"], row["regime"], row["measure"]) for s in (0, 1)]
         assert row["ours"] == pytest.approx(factor * np.mean(each))
     claims = {row["row"].partition(": ")[2]: row for row in run.table["rows"] if row.get("headline")}
     assert len(claims) == 8
-    gain = [kept(s, "FedRep", "equal work", "ece") - kept(s, "FedSOUL", "equal work", "ece") for s in (0, 1)]
+    gain = [
+        read_score(s, "FedRep", "equal work", "ece") - read_score(s, "FedSOUL", "equal work", "ece") for s in (0, 1)
+    ]
     assert claims["FedSOUL is better calibrated than FedRep"]["ours"] == pytest.approx(100 * np.mean(gain))
-    chance = [kept(s, "FedSOUL", "equal work", "auroc_information") - 0.5 for s in (0, 1)]
+    chance = [read_score(s, "FedSOUL", "equal work", "auroc_information") - 0.5 for s in (0, 1)]
     text = "FedSOUL tells strange pictures better than chance, by mutual information"
     assert claims[text]["ours"] == pytest.approx(100 * np.mean(chance))
 
@@ -137,7 +141,7 @@ def test_scores_of_draws_are_counted_by_hand():
     (deal,) = plan.deals
     fed = fedpop_work.load(deal, 0)
 
-    class Ended:
+    class StubRun:
         history, ledger, clients = [{"metric_unweighted": 0.25}], {"flops": 7.0}, [{"effective_draws": 1.0}]
 
         def predictive(self, client, x, *, fresh):
@@ -146,11 +150,11 @@ def test_scores_of_draws_are_counted_by_hand():
             logits[..., client] = 1.0  # every row of client i is called class i
             return Predictive(logits)
 
-    kept = fedpop_work.keep_accuracy(deal, 0, "test", Ended())
+    scores = fedpop_work.keep_accuracy(deal, 0, "test", StubRun())
     labels = [fed.client(i, "test")["y"] for i in range(len(fed))]
-    assert kept == {"score": np.mean([(y == i).mean() for i, y in enumerate(labels)]), "kept": 0.25, "flops": 7.0}
-    Ended.clients = [{}]
-    assert fedpop_work.keep_accuracy(deal, 0, "test", Ended()) == {"score": 0.25, "flops": 7.0}
+    assert scores == {"score": np.mean([(y == i).mean() for i, y in enumerate(labels)]), "kept": 0.25, "flops": 7.0}
+    StubRun.clients = [{}]
+    assert fedpop_work.keep_accuracy(deal, 0, "test", StubRun()) == {"score": 0.25, "flops": 7.0}
 
 
 def test_claims_of_equal_work_have_the_papers_differences():
@@ -181,8 +185,8 @@ def test_the_pilot_chooses_rounds_by_work_and_rates_by_validation():
     rounds = {cell.key[2]: cell.fit()["rounds"] for cell in second}
     assert rounds == {f"{m}, {f}": n for m, n in zip(methods, (2, 5, 1, 4), strict=True) for f in (1, 3)}
     assert methods == ["FedAvg", "FedRep", "APFL", "FedSOUL"]
-    chosen = steps.send([{"score": 0.1 * i} for i in range(len(second))]).work()["chosen"]
-    assert {own["factor"] for own in chosen.values()} == {3.0}  # the second of two was the better for each
+    choices = steps.send([{"score": 0.1 * i} for i in range(len(second))]).work()["chosen"]
+    assert {own["factor"] for own in choices.values()} == {3.0}  # the second of two was the better for each
     runs = steps.send({})
     assert [cell.fit()["rounds"] for cell in runs] == [2, 2, 5, 2, 1, 2, 4, 2]
     assert {cell.fit()["settings"].evaluate_on for cell in second} == {"validation"}

@@ -27,21 +27,21 @@ PLAN = plan("ci")
 
 def test_new_people_are_not_in_the_federation():
     fed = load_windows(PLAN)
-    known, new = draw_people(PLAN, fed, 3)
+    members, new = draw_people(PLAN, fed, 3)
     names = {person["name"] for person in new}
-    assert len(known) == len(fed) - PLAN.held_out
-    assert not set(map(str, known.ids)) & names
-    assert set(known.sizes("train").tolist()) == {LABELLED}
-    assert known.sizes("test").max() <= PLAN.test
+    assert len(members) == len(fed) - PLAN.held_out
+    assert not set(map(str, members.ids)) & names
+    assert set(members.sizes("train").tolist()) == {LABELLED}
+    assert members.sizes("test").max() <= PLAN.test
     # Columns are standardised by the federation's labelled windows: a constant column is only shifted.
-    x = np.concatenate([known.client(name)["x"] for name in known.ids])
+    x = np.concatenate([members.client(name)["x"] for name in members.ids])
     np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
     assert x.std(0).max() <= 1 + 1e-5
     again = draw_people(PLAN, fed, 3)
-    np.testing.assert_array_equal(again[0].columns["x"], known.columns["x"])
+    np.testing.assert_array_equal(again[0].columns["x"], members.columns["x"])
     others, strangers = draw_people(PLAN, fed, 4)
     same_people = {person["name"] for person in strangers} == names
-    assert not same_people or not np.array_equal(others.columns["y"], known.columns["y"])
+    assert not same_people or not np.array_equal(others.columns["y"], members.columns["y"])
 
 
 def test_new_people_are_served_with_the_passes_that_people_of_the_federation_have_had():
@@ -50,62 +50,62 @@ def test_new_people_are_served_with_the_passes_that_people_of_the_federation_hav
     FedPop's rule for newcomers has its burn-in, finetuning and local training are one long pass, FedAvg has none; a
     head of FedRep has ten epochs in a pass, and five passes are the fifty epochs of finetuning.
     """
-    asked = []
+    calls = []
 
-    class Unmade:
+    class StubRun:
         def __init__(self, algorithm):
             self.algorithm = algorithm
 
         def predictive(self, client, x, *, fresh=False, passes=1):
-            asked.append((self.algorithm.name, client, len(x), fresh, passes))
+            calls.append((self.algorithm.name, client, len(x), fresh, passes))
             return Predictive(np.zeros((1, len(x), PLAN.classes)))
 
-    known, new = draw_people(PLAN, load_windows(PLAN), 3)
-    ran = {cell.key: cell for cell in cells(PLAN, range(3, 4))}
-    assert set(ran) == {(3, method) for method in METHODS}
-    assert ran[3, "finetuning"].start == (3, "FedAvg")
-    wanted = {"fedpop": 1, "fedrep": 5, "finetune": 1, "fedavg": 1, "local_only": 1}
-    for method, (name, passes) in zip(METHODS, wanted.items(), strict=True):
-        asked.clear()
-        options = ran[3, method].fit()
+    members, new = draw_people(PLAN, load_windows(PLAN), 3)
+    by_key = {cell.key: cell for cell in cells(PLAN, range(3, 4))}
+    assert set(by_key) == {(3, method) for method in METHODS}
+    assert by_key[3, "finetuning"].start == (3, "FedAvg")
+    counts = {"fedpop": 1, "fedrep": 5, "finetune": 1, "fedavg": 1, "local_only": 1}
+    for method, (name, passes) in zip(METHODS, counts.items(), strict=True):
+        calls.clear()
+        options = by_key[3, method].fit()
         assert (
             options["rounds"] == options["settings"].evaluate_every == (1 if method in ("finetuning", "alone") else 3)
         )
-        assert set(ran[3, method].keep(Unmade(options["algorithm"]))) == set(GROUPS)
-        assert len(asked) == len(known) + len(new)
-        assert {(who, fresh, p) for who, _, _, fresh, p in asked} == {(name, False, passes)}
-        assert [client for _, client, _, _, _ in asked[: len(known)]] == list(known.ids)
-        for (_, labelled, tested, _, _), person in zip(asked[len(known) :], new, strict=True):
-            np.testing.assert_array_equal(labelled["x"], person["x"][:LABELLED])
-            np.testing.assert_array_equal(labelled["y"], person["y"][:LABELLED])
-            assert tested == len(person["y"]) - LABELLED
+        assert set(by_key[3, method].keep(StubRun(options["algorithm"]))) == set(GROUPS)
+        assert len(calls) == len(members) + len(new)
+        assert {(who, fresh, p) for who, _, _, fresh, p in calls} == {(name, False, passes)}
+        assert [client for _, client, _, _, _ in calls[: len(members)]] == list(members.ids)
+        for (_, rows, size, _, _), person in zip(calls[len(members) :], new, strict=True):
+            np.testing.assert_array_equal(rows["x"], person["x"][:LABELLED])
+            np.testing.assert_array_equal(rows["y"], person["y"][:LABELLED])
+            assert size == len(person["y"]) - LABELLED
 
 
 def test_scores_of_a_group_by_hand():
     """Two people: right, right, wrong; right. Sets of 90% have two, one, two and two classes: masses 1, 0.95, 1, 1."""
     one = np.array([[0.6, 0.4], [0.95, 0.05], [0.7, 0.3]])
-    found = score_people([(one, np.array([0, 0, 1])), (np.array([[0.2, 0.8]]), np.array([1]))])["scores"]
-    assert (found["n"], found["accuracy"], found["worst"]) == (4, 0.75, pytest.approx(2 / 3))
-    assert (found["covered"], found["mass"], found["size"]) == (1.0, pytest.approx(3.95 / 4), 1.75)
+    scores = score_people([(one, np.array([0, 0, 1])), (np.array([[0.2, 0.8]]), np.array([1]))])["scores"]
+    assert (scores["n"], scores["accuracy"], scores["worst"]) == (4, 0.75, pytest.approx(2 / 3))
+    assert (scores["covered"], scores["mass"], scores["size"]) == (1.0, pytest.approx(3.95 / 4), 1.75)
 
 
 def test_sets_are_judged_by_their_mass_and_not_by_their_level():
     """Sets that hold what they weigh (0.96) beat sets that hold 0.9 of the windows and weigh 0.98, in all seeds."""
     same = [(np.full((2, 2), 0.5), np.array([0, 1]))]
-    shown = score_people(same)["scores"]
-    assert shown["gap"] == pytest.approx(abs(shown["covered"] - shown["mass"]))
+    base = score_people(same)["scores"]
+    assert base["gap"] == pytest.approx(abs(base["covered"] - base["mass"]))
 
-    def scores(covered, mass):
-        return {"scores": {**shown, "covered": covered, "mass": mass, "gap": abs(covered - mass)}}
+    def scores(coverage, mass):
+        return {"scores": {**base, "covered": coverage, "mass": mass, "gap": abs(coverage - mass)}}
 
     results = {}
     for seed, shift in enumerate((0.001, -0.001, 0.002)):
         for method in METHODS:
-            covered, mass = (0.96, 0.96) if method == "FedPop" else (0.90, 0.98)
-            results[seed, method] = dict.fromkeys(GROUPS, scores(covered + shift, mass))
-    judged = [row for row in judge_methods(range(3), results) if row["measure"] == "gap"]
-    assert {row["verdict"] for row in judged} == {"holds"}
-    assert judged[0]["ours"] == pytest.approx(np.mean([0.079 - 0.001, 0.081 - 0.001, 0.078 - 0.002]))
+            coverage, mass = (0.96, 0.96) if method == "FedPop" else (0.90, 0.98)
+            results[seed, method] = dict.fromkeys(GROUPS, scores(coverage + shift, mass))
+    verdicts = [row for row in judge_methods(range(3), results) if row["measure"] == "gap"]
+    assert {row["verdict"] for row in verdicts} == {"holds"}
+    assert verdicts[0]["ours"] == pytest.approx(np.mean([0.079 - 0.001, 0.081 - 0.001, 0.078 - 0.002]))
     rows = score(range(3), results)
     ours = {(row["method"], row["measure"]): row["ours"] for row in rows if row["group"] == "new"}
     assert ours["FedPop", "gap"] == pytest.approx(100 * np.mean([0.001, 0.001, 0.002]))

@@ -40,8 +40,8 @@ def test_the_error_of_vectors_does_not_depend_on_the_basis():
     z, turn = rng.normal(size=(3, 2)), np.array([[0.0, -2.0], [0.5, 0.0]])
     exact = [np.linalg.solve(turn, w) for w in z]
     assert vector_error(phi @ turn, exact, phi, z) == pytest.approx(0, abs=1e-12)
-    moved = [w + np.array([3.0, 4.0]) for w in z]
-    assert vector_error(phi, moved, phi, z) == pytest.approx(5.0)
+    vectors = [w + np.array([3.0, 4.0]) for w in z]
+    assert vector_error(phi, vectors, phi, z) == pytest.approx(5.0)
 
 
 def test_the_mean_of_a_posterior_by_hand():
@@ -60,8 +60,8 @@ def test_sizes_are_the_papers():
     assert sorted(data.sizes("train").tolist()) == [5] * 90 + [10] * 10
     np.testing.assert_allclose(phi.T @ phi, np.eye(2), atol=1e-12)
     # What is left of y beside phi z is the noise: 550 draws of variance 0.1, by five standard errors of a variance.
-    left = [data.client(i)["y"][:, 0] - data.client(i)["x"] @ phi @ z[i] for i in range(100)]
-    assert np.concatenate(left).var() == pytest.approx(0.1, abs=5 * 0.1 * np.sqrt(2 / 550))
+    noise = [data.client(i)["y"][:, 0] - data.client(i)["x"] @ phi @ z[i] for i in range(100)]
+    assert np.concatenate(noise).var() == pytest.approx(0.1, abs=5 * 0.1 * np.sqrt(2 / 550))
     assert {(t.clients, t.raw, t.latent) for t in PROBLEMS} >= {(50, 20, 2), (200, 20, 2), (100, 50, 2), (100, 5, 2)}
     assert Problem(name="", title="").noise == 0.1
 
@@ -114,8 +114,8 @@ def test_a_page_and_its_numbers(folder):
     for row in scores:
         method, measure = ("FedSOUL", "exact") if row["method"] == EXACT else (row["method"], row["measure"])
         files = [folder / "figure-2" / f"seed-{seed}" / f"{method}.json" for seed in (100, 101)]
-        kept = [json.loads(file.read_text())["result"] for file in files]
-        assert row["ours"] == pytest.approx(np.mean([each[measure] for each in kept]))
+        results = [json.loads(file.read_text())["result"] for file in files]
+        assert row["ours"] == pytest.approx(np.mean([each[measure] for each in results]))
     claims = [row for row in table["rows"] if row["verdict"] is not None]
     assert {row["verdict"] for row in claims} <= {"holds", "does not hold", "not decided at this scale"}
 
@@ -131,12 +131,12 @@ def test_a_result_that_was_cut_off_is_made_again(folder):
     before = json.loads((folder / "table.json").read_text())["rows"]
     file = folder / "figure-2/seed-100/FedRep.json"
     file.write_text(file.read_text()[:10])
-    with pytest.warns(UserWarning, match="is not as it was written") as told:
+    with pytest.warns(UserWarning, match="is not as it was written") as record:
         assert main(["run", "fedpop-toy", "--out", str(folder), "--resume", "-q", "--engine", "sequential"]) == 0
-    (text,) = (str(each.message) for each in told)
+    (text,) = (str(each.message) for each in record)
     assert text == f"{file} is not as it was written: the cell figure-2 seed 100 FedRep is run again."
     file.unlink()
-    begun = []
-    fedpop_toy.run(out=folder, resume=True, engine="sequential", watch=lambda name, place: begun.append(name))
-    assert begun == ["figure-2 seed 100 FedRep"]
+    names = []
+    fedpop_toy.run(out=folder, resume=True, engine="sequential", watch=lambda name, place: names.append(name))
+    assert names == ["figure-2 seed 100 FedRep"]
     assert json.loads((folder / "table.json").read_text())["rows"] == before

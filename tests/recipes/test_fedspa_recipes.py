@@ -51,19 +51,19 @@ METHODS = (DST, RSM, DITTO, FEDAVG, SUB, LOCAL, SUBSAMPLING)
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def record(recipe_run):
     run = recipe_run("fedspa-table1")
     return run.folder, fedspa_table1.run(out=run.folder, resume=True), run.table
 
 
-def test_the_bill_of_the_papers_runs_is_the_papers(ended):
+def test_the_bill_of_the_papers_runs_is_the_papers(record):
     """Table 1 (IID). VGG-11 has 9,231,114 parameters: 4 bytes, 10 clients, 2 ways, 1,000 rounds make 738.489 GB.
 
     FLOPs: 229.3e14 dense and 172.9e14 at half density with the search; 833.2e14 and 705.1e14 for ResNet-18.
     """
-    bills = {row["row"]: row["ours"] for row in ended[2]["accounting"]}
+    bills = {row["row"]: row["ours"] for row in record[2]["accounting"]}
     assert bills["vgg11, FedAvg: bytes (1e9)"] == 4 * 9_231_114 * 10 * 2 * 1000 / 1e9
-    printed = {
+    paper = {
         "vgg11, FedAvg: bytes (1e9)": 738.5,
         "vgg11, FedSpa (DST): bytes (1e9)": 369.2,
         "vgg11, Subsampling: bytes (1e9)": 553.9,
@@ -74,22 +74,22 @@ def test_the_bill_of_the_papers_runs_is_the_papers(ended):
         "resnet18, FedAvg: FLOPs (1e14)": 833.2,
         "resnet18, FedSpa (DST): FLOPs (1e14)": 705.1,
     }
-    for row, number in printed.items():
+    for row, number in paper.items():
         assert bills[row] == pytest.approx(number, rel=0.005), row
-    assert ended[2]["accounting"] == list(list_bills())
-    page = table1.page(table1.plan("ci"), range(2), ended[1].results)
+    assert record[2]["accounting"] == list(list_bills())
+    page = table1.page(table1.plan("ci"), range(2), record[1].results)
     assert page.sentence.startswith("16 of 18 bills are the paper's; ")
-    assert page.sentence.endswith(count_verdicts(ended[2]["rows"]))
-    assert ended[1].sentence == CI_NOTICE
+    assert page.sentence.endswith(count_verdicts(record[2]["rows"]))
+    assert record[1].sentence == CI_NOTICE
 
 
 def place(folder, setting, seed, method):
     return folder / Cell(key=("digits", setting, seed, method)).place
 
 
-def test_accuracies_are_those_of_the_runs(ended):
+def test_accuracies_are_those_of_the_runs(record):
     """The mean over clients, weighted by test rows, read from the run folders; its interval from two seeds."""
-    folder, _, table = ended
+    folder, _, table = record
     rows = [row for row in table["rows"] if "setting" in row]
     assert [(row["setting"], row["row"]) for row in rows] == [(s, m) for s in SETTINGS for m in METHODS]
     for row in rows:
@@ -103,13 +103,13 @@ def test_accuracies_are_those_of_the_runs(ended):
         assert row["interval"] == pytest.approx([mean - half, mean + half], abs=1e-3)
 
 
-def test_bills_of_runs_by_hand(ended):
+def test_bills_of_runs_by_hand(record):
     """64 * 16 + 16 + 16 * 10 + 10 = 1,210 parameters; 2 rounds of 3 clients: 6 times down and 6 times up, 4 bytes.
 
     Sparse models have half of them, 605; subsampling sends 605 up; local training sends nothing. A step on one row
     costs 2 (1,024 + 160) forward, as much for the weights' gradients, and 2 * 160 for the hidden layer's.
     """
-    rows = {(row["setting"], row["row"]): row for row in ended[2]["rows"] if "setting" in row}
+    rows = {(row["setting"], row["row"]): row for row in record[2]["rows"] if "setting" in row}
     for setting in SETTINGS:
         values = {m: (rows[setting, m]["down_values"], rows[setting, m]["up_values"]) for m in METHODS}
         dense, half = 6 * 4 * 1210, 6 * 4 * 605
@@ -123,9 +123,9 @@ def test_bills_of_runs_by_hand(ended):
     assert rows[IID, FEDAVG]["flops"] == 6 * 2 * 16 * (2 * 2 * 1184 + 2 * 160)
 
 
-def test_clients_that_were_never_asked_are_counted(ended):
+def test_clients_that_were_never_asked_are_counted(record):
     """By the cohorts of 3 of 6 clients in 2 rounds: the others keep the first weights of Local."""
-    _, outcome, _ = ended
+    _, outcome, _ = record
     for seed in (0, 1):
         cohorts = [uniform_cohort(6, 3, seed=seed, round=t) for t in range(2)]
         for setting in SETTINGS:
@@ -133,20 +133,20 @@ def test_clients_that_were_never_asked_are_counted(ended):
             assert never == 6 - len({int(client) for cohort in cohorts for client in cohort})
 
 
-def test_claims_are_judged_by_the_interval_of_the_difference(ended):
-    rows = {(row["setting"], row["row"]): row["each"] for row in ended[2]["rows"] if "setting" in row}
-    claims = [row for row in ended[2]["rows"] if "setting" not in row]
+def test_claims_are_judged_by_the_interval_of_the_difference(record):
+    rows = {(row["setting"], row["row"]): row["each"] for row in record[2]["rows"] if "setting" in row}
+    claims = [row for row in record[2]["rows"] if "setting" not in row]
     assert len(claims) == 7
     assert claims[0]["row"] == f"{B}: {DST} is ahead of {FEDAVG}"
     differences = np.subtract(rows[B, DST], rows[B, FEDAVG])
     mean, half = differences.mean(), T_2 * abs(differences[0] - differences[1]) / 2
     assert claims[0]["ours"] == pytest.approx(mean)
-    wanted = "holds" if mean - half > 0 else "does not hold" if mean + half < 0 else "not decided at this scale"
-    assert claims[0]["verdict"] == wanted
+    verdict = "holds" if mean - half > 0 else "does not hold" if mean + half < 0 else "not decided at this scale"
+    assert claims[0]["verdict"] == verdict
 
 
-def test_runs_are_what_their_names_say(ended):
-    folder, outcome, _ = ended
+def test_runs_are_what_their_names_say(record):
+    folder, outcome, _ = record
     config = {method: read_config(place(folder, B, 1, method)) for method in METHODS}
     assert {c["run"]["seed"] for c in config.values()} == {1}
     assert {c["run"]["cohort"] for c in config.values()} == {3}
@@ -163,8 +163,8 @@ def test_runs_are_what_their_names_say(ended):
     assert "![Accuracy along the rounds, digits](digits.png)" in outcome.page
 
 
-def test_what_has_ended_is_not_run_again(ended):
-    folder, outcome, table = ended
+def test_what_has_ended_is_not_run_again(record):
+    folder, outcome, table = record
     names = []
     again = fedspa_table1.run(out=folder, resume=True, watch=lambda name, where: names.append(where))
     assert again.sentence == outcome.sentence
@@ -210,8 +210,8 @@ def test_rounds_to_a_target():
     both, one, none = (round_row(results, B, method, 50.0) for method in (DST, FEDAVG, DITTO))
     assert (both["ours"], both["each"], both["more_than"]) == (6.0, [8, 4], None)
     assert (one["ours"], one["interval"], one["each"], one["more_than"]) == (None, None, [12, None], 12)
-    shown = [line["50"] for line in show_rounds([both, one, none])]
-    assert shown == ["6.0 [-19.4, 31.4]", "> 12 (1 of 2 seeds: [12])", "> 12"]
+    cells = [line["50"] for line in show_rounds([both, one, none])]
+    assert cells == ["6.0 [-19.4, 31.4]", "> 12 (1 of 2 seeds: [12])", "> 12"]
 
 
 def test_the_papers_rounds_stand_beside_its_own_targets():
@@ -265,17 +265,17 @@ def test_what_holds_of_fedspa_is_made_from_all_claims_of_the_night(tmp_path):
     assert "Not on this page, since it was not run: Table 3 and Figure 4 (`fedspa-sparsity`)" in page
 
 
-def test_figure_1_has_bytes_both_ways(ended, monkeypatch):
+def test_figure_1_has_bytes_both_ways(record, monkeypatch):
     """Of FedAvg on the digits: 6 turns of 1,210 values of 4 bytes, down and up."""
-    seen = {}
-    monkeypatch.setattr(mo.reports, "bands", lambda panels, **labels: seen.update(panels))
-    results = TaskResults(DIGITS, range(2), ended[1].results)
+    drawing = {}
+    monkeypatch.setattr(mo.reports, "bands", lambda panels, **labels: drawing.update(panels))
+    results = TaskResults(DIGITS, range(2), record[1].results)
     draw_bytes(results, {FEDAVG: (FEDAVG,), "sparse": (DST, SUBSAMPLING)})
-    assert list(seen) == ["IID", "A: Dirichlet(0.5)", "B: Dirichlet(0.3)"]
-    assert [p["x"] for p in seen["IID"][FEDAVG]] == [pytest.approx(2 * 6 * 4 * 1210 / 1e9)]
-    assert [p["x"] for p in seen["IID"]["sparse"]] == pytest.approx([6 * 4 * 1210 / 1e9, 6 * 4 * 1815 / 1e9])
-    rows = {row["row"]: row["ours"] for row in ended[2]["rows"] if row.get("setting") == IID}
-    assert seen["IID"][FEDAVG][0]["mean"] == pytest.approx(rows[FEDAVG])
+    assert list(drawing) == ["IID", "A: Dirichlet(0.5)", "B: Dirichlet(0.3)"]
+    assert [p["x"] for p in drawing["IID"][FEDAVG]] == [pytest.approx(2 * 6 * 4 * 1210 / 1e9)]
+    assert [p["x"] for p in drawing["IID"]["sparse"]] == pytest.approx([6 * 4 * 1210 / 1e9, 6 * 4 * 1815 / 1e9])
+    rows = {row["row"]: row["ours"] for row in record[2]["rows"] if row.get("setting") == IID}
+    assert drawing["IID"][FEDAVG][0]["mean"] == pytest.approx(rows[FEDAVG])
 
 
 def test_the_pages_of_the_other_recipes(recipe_run):
@@ -344,14 +344,14 @@ def test_gradients_of_theorem_1_against_numpy():
     gap = np.stack(each) - np.mean(each, axis=0)
     columns = {name: np.concatenate([rows[i] for rows in data]) for i, name in enumerate("xy")}
     fed = mo.data.from_arrays(columns, client=np.repeat([0, 1], [4, 7]), test=0.0)
-    found = theorem1.measure_gradients(
+    gradients = theorem1.measure_gradients(
         SimpleNamespace(model=lambda seed: nn.Linear(3, 2)),
         fed,
         SimpleNamespace(shared_parameters=lambda: dict(layer.state_dict())),
     )
-    assert found["dissimilarity"] == pytest.approx(np.abs(gap).max(), rel=1e-5)
-    assert found["largest"] == pytest.approx(np.abs(each).max(), rel=1e-5)
-    assert found["spread"] == pytest.approx(np.square(gap).sum(1).mean(), rel=1e-5)
+    assert gradients["dissimilarity"] == pytest.approx(np.abs(gap).max(), rel=1e-5)
+    assert gradients["largest"] == pytest.approx(np.abs(each).max(), rel=1e-5)
+    assert gradients["spread"] == pytest.approx(np.square(gap).sum(1).mean(), rel=1e-5)
 
 
 def test_distance_of_masks_by_hand():
@@ -363,10 +363,10 @@ def test_night_chooses_each_methods_rate_on_validation_rows(tmp_path):
     """The best of the rates that were tried is the one that the reported runs have."""
     plan = tasks.Plan(tasks=(tasks.DIGITS,), seeds=1, rates=(0.01, 0.1))
     cells = tasks.run_cells(plan, [0], build=lambda task: {"FedAvg": tasks.build_fedavg(task)})
-    tried = next(cells)
-    assert [cell.key[3:] for cell in tried] == [("FedAvg", "0.01"), ("FedAvg", "0.1")]
-    assert all(cell.fit()["settings"].evaluate_on == "validation" and cell.fit()["seed"] == 100 for cell in tried)
-    chosen = {"IID": 0.1, "A": 0.01, "B": 0.01}
+    pilot = next(cells)
+    assert [cell.key[3:] for cell in pilot] == [("FedAvg", "0.01"), ("FedAvg", "0.1")]
+    assert all(cell.fit()["settings"].evaluate_on == "validation" and cell.fit()["seed"] == 100 for cell in pilot)
+    rates = {"IID": 0.1, "A": 0.01, "B": 0.01}
     runs = []
     for setting in tasks.SETTINGS:
         scores = {0.1: [0.2, 0.4], 0.01: [0.9, 0.3]} if setting == "IID" else {0.1: [0.5], 0.01: [0.5]}
@@ -374,6 +374,6 @@ def test_night_chooses_each_methods_rate_on_validation_rows(tmp_path):
     for setting in tasks.SETTINGS:
         (cell,) = runs
         assert cell.key[1] == setting
-        assert cell.fit()["algorithm"].spec["shared"]["lr"] == chosen[setting]
+        assert cell.fit()["algorithm"].spec["shared"]["lr"] == rates[setting]
         assert cell.fit()["settings"].evaluate_on == "test"
         runs = next(cells, None)

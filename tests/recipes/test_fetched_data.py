@@ -29,7 +29,7 @@ MAKERS = {
     "shakespeare-tff": lambda: small.shakespeare_tff(roles=260, times=32),
     "uci_har": lambda: small.uci_har(rows=54, tests=36, subjects=9),
 }
-USED = {
+SOURCES = {
     "fedalt-images": {"chars74k"},
     "fedalt-labels": {"fashion_mnist"},
     "fedalt-numbers": {"audiomnist"},
@@ -114,12 +114,12 @@ def make_small(name: str) -> Experiment[Any]:
 
 
 def test_every_recipe_is_looked_at() -> None:
-    assert {*USED, *WITHOUT_DATA} == set(list_recipes())
-    assert set(MAKERS) == set().union(*USED.values())
+    assert {*SOURCES, *WITHOUT_DATA} == set(list_recipes())
+    assert set(MAKERS) == set().union(*SOURCES.values())
 
 
 @pytest.mark.skipif(NIGHTLY, reason="at night they run to their ends")
-@pytest.mark.parametrize("name", sorted(set(USED) - QUICK))
+@pytest.mark.parametrize("name", sorted(set(SOURCES) - QUICK))
 def test_every_recipe_begins_with_what_was_fetched(name: str) -> None:
     recipe = make_small(name)
     with note_files() as files:
@@ -128,12 +128,12 @@ def test_every_recipe_begins_with_what_was_fetched(name: str) -> None:
     assert {use["state"] for use in files.values()} == {"made"}
 
 
-@pytest.mark.parametrize("name", sorted(USED if NIGHTLY else QUICK))
+@pytest.mark.parametrize("name", sorted(SOURCES if NIGHTLY else QUICK))
 def test_a_recipe_runs_to_its_page_which_names_the_files(name: str, tmp_path: Path) -> None:
     make_small(name).run(out=tmp_path / "run")
     page = (tmp_path / "run" / "table.md").read_text()
     lines = [line for line in page.splitlines() if ".npz`, digest " in line]
-    assert {line.partition(" (`")[0].removeprefix("- ") for line in lines} == USED[name]
+    assert {line.partition(" (`")[0].removeprefix("- ") for line in lines} == SOURCES[name]
     assert {line.partition("), ")[2] for line in lines} == {"made by `moiety data fetch` from the publisher's files"}
 
 
@@ -147,11 +147,11 @@ def test_a_page_says_that_a_file_is_unknown(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.skipif(not os.environ.get("MOIETY_DATA"), reason="MOIETY_DATA is not set")
 def test_a_recipe_runs_on_the_folder_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOIETY_DATA", NAMED)
+    monkeypatch.setenv("MOIETY_DATA", DATA_FOLDER)
     assert "the file that the results of this project were computed from" in make_small("glocal-table1").run().page
 
 
-NAMED = os.environ.get("MOIETY_DATA", "")
+DATA_FOLDER = os.environ.get("MOIETY_DATA", "")
 
 
 def test_a_recipe_without_its_data_says_how_to_fetch_them(tmp_path, monkeypatch, capsys) -> None:

@@ -23,14 +23,14 @@ T_2 = 12.7062
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def record(recipe_run):
     run = recipe_run("ffgg-async")
     return run.folder, run.printed, run.table
 
 
-def test_runs_are_what_their_names_say(ended):
+def test_runs_are_what_their_names_say(record):
     """The same times, at work and updates in both forms; the server of one takes a third of an upload."""
-    folder, _, _ = ended
+    folder, _, _ = record
     for seed in (0, 1):
         for method in METHODS:
             waits, goes = (read_config(folder / f"seed-{seed}" / method / form) for form in FORMS)
@@ -43,21 +43,21 @@ def test_runs_are_what_their_names_say(ended):
             assert waits["split"]["name"] == ("output_layer" if method == "ffgg" else "nothing")
 
 
-def test_the_table_is_what_histories_say(ended):
+def test_the_table_is_what_histories_say(record):
     """Two seeds: the standard deviation is |a - b| / sqrt(2), and that of their mean |a - b| / 2."""
-    folder, _, table = ended
+    folder, _, table = record
     rows = {row["row"]: row for row in table["rows"]}
     for method, title in (("ffgg", "FFGG"), ("fedavg", "FedAvg")):
-        found = {f: [read_history(folder / f"seed-{s}" / method / f) for s in (0, 1)] for f in FORMS}
+        histories = {f: [read_history(folder / f"seed-{s}" / method / f) for s in (0, 1)] for f in FORMS}
         for form in FORMS:
             row = rows[f"{title}, {form}: accuracy (%)"]
-            a, b = (100 * history[-1]["metric"] for history in found[form])
+            a, b = (100 * history[-1]["metric"] for history in histories[form])
             half = T_2 * abs(a - b) / 2
             np.testing.assert_allclose(
                 [row["ours"], row["low"], row["high"]], (a + b) / 2 + half * np.array([0, -1, 1]), atol=1e-3
             )
         ratios = []
-        for waits, goes in zip(*(found[form] for form in FORMS), strict=True):
+        for waits, goes in zip(*(histories[form] for form in FORMS), strict=True):
             target = 0.95 * waits[-1]["metric"]
             first = [next((r["time"] for r in h if r["metric"] >= target), None) for h in (waits, goes)]
             ratios.append(None if None in first else first[0] / first[1])
@@ -85,14 +85,14 @@ def test_rows_by_hand(monkeypatch):
     not within 2.
     """
     monkeypatch.setattr(module, "work_times", lambda plan: mo.clock.constant([1.0, 9.0]))
-    made = plan("ci")
-    found = {
+    small = plan("ci")
+    courses = {
         (0, "ffgg", "synchronous"): course([10, 20, 30], [0.2, 0.7, 0.8]),
         (1, "ffgg", "synchronous"): course([20, 40, 60], [0.2, 0.7, 0.8]),
         (0, "ffgg", "asynchronous"): course([5, 10], [0.7, 0.77], slow=0.6),
         (1, "ffgg", "asynchronous"): course([5, 10], [0.7, 0.79], slow=0.6),
     }
-    rows = judge(made, (0, 1), found, "ffgg")
+    rows = judge(small, (0, 1), courses, "ffgg")
     by = {row["row"].partition(": ")[2].partition(",")[0]: row for row in rows}
     assert by["asynchronous less synchronous (points)"]["ours"] == pytest.approx(-2.0)
     assert by["asynchronous less synchronous (points)"]["verdict"] == "not decided at this scale"
@@ -103,13 +103,13 @@ def test_rows_by_hand(monkeypatch):
     bounds = 18**0.5 * np.exp([-half, half])
     np.testing.assert_allclose([sooner["low"], sooner["high"]], bounds, rtol=1e-4)
     assert by["times sooner"]["verdict"] == "not decided at this scale"
-    found[1, "ffgg", "asynchronous"] = course([5, 10], [0.7, 0.75])
-    last = judge(made, (0, 1), found, "ffgg")[-1]
+    courses[1, "ffgg", "asynchronous"] = course([5, 10], [0.7, 0.75])
+    last = judge(small, (0, 1), courses, "ffgg")[-1]
     assert (last["ours"], last["seeds"], last["verdict"]) == (None, 1, "does not hold")
 
 
-def test_the_page_shows_them(ended):
-    folder, out, table = ended
+def test_the_page_shows_them(record):
+    folder, out, table = record
     page = (folder / "table.md").read_text()
     assert page.strip() in out
     for row in table["rows"]:
@@ -123,20 +123,20 @@ def test_the_page_shows_them(ended):
         assert words in page
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert out.splitlines()[-2] == CI_NOTICE
-    told = sentence(table["rows"])
+    text = sentence(table["rows"])
     for title in METHODS.values():
         (row,) = [row for row in table["rows"] if row["row"].startswith(f"{title}: times sooner")]
-        assert f"asynchronous {title} " in told
-        assert f"({row['verdict']})" in told
+        assert f"asynchronous {title} " in text
+        assert f"({row['verdict']})" in text
     assert len(table["curves"]) == 8
 
 
-def test_what_has_ended_is_not_run_again(ended):
-    folder, _, table = ended
+def test_what_has_ended_is_not_run_again(record):
+    folder, _, table = record
     (folder / "seed-1/ffgg/asynchronous.json").unlink()
-    begun = []
-    ffgg_async.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
-    assert begun == ["seed 1 ffgg asynchronous"]
+    names = []
+    ffgg_async.run(out=folder, resume=True, watch=lambda name, place: names.append(name))
+    assert names == ["seed 1 ffgg asynchronous"]
     assert json.loads((folder / "table.json").read_text())["rows"] == table["rows"]
     assert len(read_clients(folder / "seed-1/ffgg/asynchronous")) == 6
     (folder / "seed-1/ffgg/asynchronous.json").write_text("{")  # the run is there: it is read, not trained again
@@ -149,11 +149,11 @@ def test_what_has_ended_is_not_run_again(ended):
 
 @needs_data
 def test_the_larger_scales():
-    made = plan("laptop")
-    data = made.pictures.load(0)
+    laptop = plan("laptop")
+    data = laptop.pictures.load(0)
     assert len(data) == 20
-    assert made.active <= len(data)
-    assert made.pictures.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
+    assert laptop.active <= len(data)
+    assert laptop.pictures.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
     assert plan("paper").active < 100
 
 

@@ -19,13 +19,13 @@ from moiety_recipes.ffgg_byzantine import NONE, build_aggregators, build_attacks
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062
 """The 97.5% point of Student's t with one degree of freedom, from a printed table."""
-ATTACKS, JOINED = (NONE, "sign flip", "label flip", "not finite"), ("mean", "median", "mixing, trimmed mean")
+ATTACKS, AGGREGATORS = (NONE, "sign flip", "label flip", "not finite"), ("mean", "median", "mixing, trimmed mean")
 FOLDERS = {"sign flip": "sign_flip", "label flip": "label_flip", "not finite": "not_finite", NONE: NONE}
 FOLDERS |= {"mean": "mean", "median": "median", "mixing, trimmed mean": "mixing-trimmed_mean"}
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def record(recipe_run):
     run = recipe_run("ffgg-byzantine")
     return run.folder, run.printed, run.table
 
@@ -34,14 +34,14 @@ def place(folder, seed, attack, aggregator):
     return folder / f"seed-{seed}" / FOLDERS[attack] / FOLDERS[aggregator]
 
 
-def test_runs_are_what_their_names_say(ended):
+def test_runs_are_what_their_names_say(record):
     """Of ten clients two attack, the same in all runs of a seed."""
-    folder, _, _ = ended
+    folder, _, _ = record
     attacks, aggregators = build_attacks(), build_aggregators(clients=10, byzantine=2)
     for seed in (0, 1):
         evil = set()
         for attack in ATTACKS:
-            for aggregator in JOINED:
+            for aggregator in AGGREGATORS:
                 config = read_config(place(folder, seed, attack, aggregator))
                 assert config["aggregator"] == aggregators[aggregator].spec
                 assert config.get("attack") == (None if attack == NONE else attacks[attack].spec)
@@ -58,10 +58,12 @@ def honest_mean(folder, seed, attack, aggregator):
     return 100 * np.average([r["metric"] for r in rows], weights=[r["n_test"] for r in rows])
 
 
-def test_every_cell_is_of_honest_clients_and_judged_by_its_interval(ended):
+def test_every_cell_is_of_honest_clients_and_judged_by_its_interval(record):
     """Two seeds: the standard deviation is |a - b| / sqrt(2), and that of their mean |a - b| / 2."""
-    folder, _, table = ended
-    assert [(row["attack"], row["aggregator"]) for row in table["rows"]] == [(a, g) for a in ATTACKS for g in JOINED]
+    folder, _, table = record
+    assert [(row["attack"], row["aggregator"]) for row in table["rows"]] == [
+        (a, g) for a in ATTACKS for g in AGGREGATORS
+    ]
     for row in table["rows"]:
         each = np.array([honest_mean(folder, seed, row["attack"], row["aggregator"]) for seed in (0, 1)])
         best = np.array([honest_mean(folder, seed, "not finite", "mean") for seed in (0, 1)])
@@ -70,16 +72,16 @@ def test_every_cell_is_of_honest_clients_and_judged_by_its_interval(ended):
         np.testing.assert_allclose(
             [row["ours"], *row["interval"]], each.mean() + half * np.array([0, -1, 1]), atol=1e-3
         )
-        lost = each - best
-        half = T_2 * abs(lost[0] - lost[1]) / 2
-        low, high = lost.mean() - half, lost.mean() + half
+        change = each - best
+        half = T_2 * abs(change[0] - change[1]) / 2
+        low, high = change.mean() - half, change.mean() + half
         verdict = "holds" if low > -3 else "does not hold" if high < -3 else "not decided at this scale"
         assert row["verdict"] == verdict
-        assert row["change"]["mean"] == pytest.approx(lost.mean(), abs=1e-9)
+        assert row["change"]["mean"] == pytest.approx(change.mean(), abs=1e-9)
 
 
-def test_the_page_shows_them(ended):
-    folder, out, table = ended
+def test_the_page_shows_them(record):
+    folder, out, table = record
     page = (folder / "table.md").read_text()
     assert page.strip() in out
     marks = {"holds": "holds", "does not hold": "fails", "not decided at this scale": "open"}
@@ -101,7 +103,7 @@ def test_the_page_shows_them(ended):
 
 
 def test_the_sentence_counts():
-    made = plan("ci")
+    small = plan("ci")
     verdicts = {"mean": ["does not hold", "holds", "holds"], "median": ["holds", "not decided at this scale", "holds"]}
     verdicts["mixing, trimmed mean"] = ["holds"] * 3
     rows = [
@@ -110,15 +112,15 @@ def test_the_sentence_counts():
         for attack, verdict in zip(ATTACKS, ["does not hold", *own], strict=True)
     ]
     expected = "mixing, trimmed mean holds under all 3 attacks; 1 of 3 aggregators fail under one or more."
-    assert sentence(made, rows) == expected
+    assert sentence(small, rows) == expected
 
 
-def test_what_has_ended_is_not_run_again(ended):
-    folder, _, table = ended
+def test_what_has_ended_is_not_run_again(record):
+    folder, _, table = record
     place(folder, 0, "sign flip", "median").with_suffix(".json").unlink()
-    begun = []
-    outcome = ffgg_byzantine.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
-    assert begun == ["seed 0 sign flip median"]
+    names = []
+    outcome = ffgg_byzantine.run(out=folder, resume=True, watch=lambda name, place: names.append(name))
+    assert names == ["seed 0 sign flip median"]
     assert [row["each"] for row in json.loads((folder / "table.json").read_text())["rows"]] == [
         row["each"] for row in table["rows"]
     ]
@@ -131,17 +133,17 @@ def test_what_has_ended_is_not_run_again(ended):
 @pytest.mark.parametrize(("scale", "clients"), [("laptop", 20), ("paper", 100)])
 def test_the_larger_scales(scale, clients):
     """All attacks and aggregators, which need no more uploads than the honest four fifths send."""
-    made = plan(scale)
+    setup = plan(scale)
     attacks, aggregators = build_attacks(), build_aggregators(clients=clients, byzantine=clients // 5)
-    assert {attacks[name].spec["name"] for name in made.attacks if name != NONE} == set(mo.attack.ATTACKS)
-    assert {aggregators[name].spec["name"] for name in made.aggregators} == set(mo.aggregator.AGGREGATORS)
+    assert {attacks[name].spec["name"] for name in setup.attacks if name != NONE} == set(mo.attack.ATTACKS)
+    assert {aggregators[name].spec["name"] for name in setup.aggregators} == set(mo.aggregator.AGGREGATORS)
     assert max(a.least for a in aggregators.values()) <= 0.8 * clients
-    assert made.pictures.clients == clients
+    assert setup.pictures.clients == clients
     if scale == "laptop":
-        data = made.pictures.load(0)
+        data = setup.pictures.load(0)
         assert len(data) == clients
         assert set(data.sizes("train")) == set(data.sizes("test")) == {100}
-        assert made.pictures.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
+        assert setup.pictures.model(0)(torch.as_tensor(data.columns["x"][:2])).shape == (2, 10)
 
 
 def test_a_heat_map_of_nothing_is_refused():

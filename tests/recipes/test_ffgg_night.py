@@ -22,19 +22,19 @@ def test_the_constants_of_theorem_8_bound_what_they_must():
     problem = theorem8.draw_problem(SMALL, 3)
     constants = problem.constants(2)
     rng = np.random.default_rng(0)
-    for away in rng.normal(size=(200, 3)):
+    for offset in rng.normal(size=(200, 3)):
         slopes = []
         for x, y in zip(problem.x, problem.y, strict=True):
             a, b = x[:, :3], x[:, 3:]
-            at = problem.theta + away
+            at = problem.theta + offset
             w = np.linalg.lstsq(b, y - a @ at, rcond=None)[0]
             slopes.append(2 * a.T @ (a @ at + b @ w - y) / len(y))
         slopes = np.stack(slopes)
         mean = slopes.mean(0)
-        along = slopes @ away
-        assert (along >= (constants["mu"] - 1e-9) * away @ away).all()
+        along = slopes @ offset
+        assert (along >= (constants["mu"] - 1e-9) * offset @ offset).all()
         assert (along >= (slopes**2).sum(1) / constants["L"] - 1e-9).all()
-        assert (slopes**2).sum(1).mean() - mean @ mean <= (constants["l_sim"] + 1e-9) * mean @ away
+        assert (slopes**2).sum(1).mean() - mean @ mean <= (constants["l_sim"] + 1e-9) * mean @ offset
     # f = 2 of M = 10: kappa = 8 * 2 / 8 * (1 + 12 / 6 * (1 + 2 / 6)) = 22 / 3, c delta (1 + 1 / 7) = kappa / 2
     spread = 22 / 3 / 2 * constants["l_sim"]
     assert constants["step"] == pytest.approx(1 / (4 * (constants["L"] + 2 * spread)))
@@ -75,36 +75,54 @@ def test_curves_are_flat_where_they_are_said_to_be():
     assert ffgg_stages.find_flat(stuck, 0.005) is None
 
 
+def rows_of(scores):
+    """Rows of pilot seeds with a single score each."""
+    return {lr: [{"score": x, "course": [(1, x)]} for x in own] for lr, own in scores.items()}
+
+
 def test_the_smallest_rate_near_the_best_is_taken_if_it_fails_on_no_pilot_seed():
-    rows = {0.1: (0.5, 0.5), 0.3: (0.5, 0.508), 1.0: (0.4, 0.4)}
-    rows = {lr: [{"score": score} for score in own] for lr, own in rows.items()}
+    rows = rows_of({0.1: (0.5, 0.5), 0.3: (0.5, 0.508), 1.0: (0.4, 0.4)})
     assert ffgg_stages.choose(rows, 0.005) == 0.1  # 50% and 50.4%: less than half a point apart
     assert ffgg_stages.choose(rows, 0.003) == 0.3
-    failed = {0.1: (0.5, 0.3), 0.3: (0.9, 0.04), 1.0: (0.4, 0.3)}
-    failed = {lr: [{"score": score} for score in own] for lr, own in failed.items()}
     # 0.3 has the best mean, 47%, and 4% where the best has 30%. Then 0.1 has 40%, and 1 has less than half of 90%.
-    assert ffgg_stages.choose(failed, 0.005) == 0.1
+    assert ffgg_stages.choose(rows_of({0.1: (0.5, 0.3), 0.3: (0.9, 0.04), 1.0: (0.4, 0.3)}), 0.005) == 0.1
+
+
+def test_a_rate_with_a_flat_curve_is_taken_before_a_smaller_one_that_still_rises():
+    rounds = range(5, 105, 5)
+    curves = {
+        0.1: [(r, 0.4 + r / 1000) for r in rounds],  # rises to 50%; the mean of its last quarter is 49%
+        0.3: [(r, 0.49) for r in rounds],
+        1.0: [(r, 0.49) for r in rounds],
+        # Flat from the start, and later it falls: its score is that of the rounds it would be given.
+        3.0: [(r, 0.51 if r <= 75 else 0.3) for r in rounds],
+    }
+    rows = {lr: [{"score": curve[-1][1], "course": curve}] for lr, curve in curves.items()}
+    best = rows.pop(3.0)
+    assert ffgg_stages.choose(rows, 0.005) == 0.3
+    assert ffgg_stages.choose({0.1: rows[0.1]}, 0.005) == 0.1
+    assert ffgg_stages.choose({**rows, 3.0: best}, 0.005) == 3.0
 
 
 def test_the_first_pilot_seed_tries_all_rates_and_the_next_its_best():
-    sizes = ffgg_stages.Sizes(("digits",), 1, 4, 2, rates=(0.1, 0.2, 0.4), kept=2, pilots=(7, 8))
+    sizes = ffgg_stages.Sizes(("digits",), 1, 4, 2, rates=(0.1, 0.2, 0.4), finalists=2, pilots=(7, 8))
     step = ffgg_stages.Step("digits", FEDAVG, "nothing", 4, lambda lr: mo.fedavg(shared=lr))
     score = {(7, 0.1): 0.2, (7, 0.2): 0.5, (7, 0.4): 0.6, (8, 0.2): 0.3, (8, 0.4): 0.1}
-    asked = []
+    batches = []
 
     def answer(steps):
         """Runs the cells as a recipe would, and gives what the steps return."""
         cells = next(steps)
         while True:
             pairs = [(cell.key[1], float(cell.key[3].split(", ")[1])) for cell in cells]
-            asked.append(pairs)
+            batches.append(pairs)
             try:
                 cells = steps.send([{"score": score[pair], "course": [(1, 0.0), (4, score[pair])]} for pair in pairs])
             except StopIteration as end:
                 return end.value
 
     ((rate, course),) = answer(ffgg_stages.try_rates(sizes, [step]))
-    assert asked == [[(7, 0.1), (7, 0.2), (7, 0.4)], [(8, 0.2), (8, 0.4)]]
+    assert batches == [[(7, 0.1), (7, 0.2), (7, 0.4)], [(8, 0.2), (8, 0.4)]]
     assert rate == 0.2  # 0.4 fails on seed 8
     assert course == [(1, 0.0), (4, pytest.approx(0.4))]
 
@@ -209,10 +227,10 @@ def test_what_holds_has_figures_and_folds_the_rest(tmp_path):
     assert own[1]["high"] == pytest.approx(2 + 9.9248 / np.sqrt(3), abs=1e-4)
     assert (own[2]["mean"], own[2]["low"]) == (single["mean"], single["low"])
     assert [row["row"] for row in figures["two.png"][1]] == ["mean", "krum"]
-    shown, _, folded = page.partition("<details")
-    assert ("A beats B" in shown, "once more" in shown) == (True, False)
-    assert folded.startswith(" markdown><summary>1 more headlines</summary>")
-    assert "| once more |" in folded.partition("</details>")[0]
+    top, _, details = page.partition("<details")
+    assert ("A beats B" in top, "once more" in top) == (True, False)
+    assert details.startswith(" markdown><summary>1 more headlines</summary>")
+    assert "| once more |" in details.partition("</details>")[0]
     (tmp_path / "table.json").write_text(json.dumps(table))
     assert paper.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"README.md", "one.png", "two.png"}

@@ -16,7 +16,7 @@ T_2 = 12.7062
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def record(recipe_run):
     run = recipe_run("ffgg-table1")
     return run.folder, run.printed, run.table
 
@@ -26,8 +26,8 @@ def weighted_mean(rows):
     return float((weights * [row["metric"] for row in rows]).sum() / weights.sum())
 
 
-def test_every_row_is_the_weighted_mean_of_its_clients(ended):
-    folder, _, table = ended
+def test_every_row_is_the_weighted_mean_of_its_clients(record):
+    folder, _, table = record
     digits = table["settings"][0]
     assert [row["row"] for row in digits["rows"][:5]] == [
         "FedAvg",
@@ -45,13 +45,13 @@ def test_every_row_is_the_weighted_mean_of_its_clients(ended):
         assert (row["low"], row["high"]) == pytest.approx((middle - half, middle + half), abs=1e-2)
 
 
-def test_the_paper_s_numbers_stand_beside_ours(ended):
+def test_the_paper_s_numbers_stand_beside_ours(record):
     """Table 1, columns FEMNIST and StackOverflow, copied by hand."""
-    folder, out, table = ended
-    printed = {"digits": (93.18, 93.60, 93.58, 94.26), "made_up_words": (23.82, 24.11, 24.92, 24.80)}
-    for found in table["settings"]:
-        assert tuple(row["paper"] for row in found["rows"][:4]) == printed[found["setting"]]
-        assert all(row["paper"] is None for row in found["rows"][4:])
+    folder, out, table = record
+    paper = {"digits": (93.18, 93.60, 93.58, 94.26), "made_up_words": (23.82, 24.11, 24.92, 24.80)}
+    for setting in table["settings"]:
+        assert tuple(row["paper"] for row in setting["rows"][:4]) == paper[setting["setting"]]
+        assert all(row["paper"] is None for row in setting["rows"][4:])
     page = (folder / "table.md").read_text()
     assert page.strip() in out
     for words in (
@@ -67,30 +67,30 @@ def test_the_paper_s_numbers_stand_beside_ours(ended):
         assert (folder / name / "changes.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_claims_are_differences_of_rows(ended):
-    _, out, table = ended
-    for found in table["settings"]:
-        rows = {row["row"]: row for row in found["rows"]}
-        claims = {made["claim"]: made for made in found["claims"]}
+def test_claims_are_differences_of_rows(record):
+    _, out, table = record
+    for setting in table["settings"]:
+        rows = {row["row"]: row for row in setting["rows"]}
+        claims = {claim["claim"]: claim for claim in setting["claims"]}
         for split in SPLITS:
-            made = claims[f"FFGG ({split}) beats FedAvg"]
-            assert made["ours"] == pytest.approx(rows[f"FFGG ({split})"]["ours"] - rows["FedAvg"]["ours"])
-            assert made["paper"] == pytest.approx(rows[f"FFGG ({split})"]["paper"] - rows["FedAvg"]["paper"])
-            made = claims[f"FFGG ({split}) beats finetuning alone (ours)"]
+            claim = claims[f"FFGG ({split}) beats FedAvg"]
+            assert claim["ours"] == pytest.approx(rows[f"FFGG ({split})"]["ours"] - rows["FedAvg"]["ours"])
+            assert claim["paper"] == pytest.approx(rows[f"FFGG ({split})"]["paper"] - rows["FedAvg"]["paper"])
+            claim = claims[f"FFGG ({split}) beats finetuning alone (ours)"]
             other = rows[f"finetuning alone ({split}, ours)"]
-            assert made["ours"] == pytest.approx(rows[f"FFGG ({split})"]["ours"] - other["ours"])
+            assert claim["ours"] == pytest.approx(rows[f"FFGG ({split})"]["ours"] - other["ours"])
         (best,) = [name for name in claims if name.startswith("the best split (")]
-        named = best.partition("(")[2].partition(")")[0]
-        assert rows[f"FFGG ({named})"]["ours"] == pytest.approx(
+        label = best.partition("(")[2].partition(")")[0]
+        assert rows[f"FFGG ({label})"]["ours"] == pytest.approx(
             max(rows[f"FFGG ({split})"]["ours"] for split in SPLITS)
         )
         assert claims[best]["above"] == 0.01
     assert out.splitlines()[-2] == CI_NOTICE
 
 
-def test_all_runs_of_a_seed_start_from_its_fedavg(ended):
+def test_all_runs_of_a_seed_start_from_its_fedavg(record):
     """Finetuning leaves FedAvg's shared part; after FFGG it leaves that of FFGG. FFGG's clients keep nothing."""
-    folder, _, _ = ended
+    folder, _, _ = record
     place = folder / "digits" / "seed-1"
     for name in ("output-finetune", "output-local_ffgg", "output-ffgg"):
         assert read_config(place / name)["run"]["start"] == str(place / "fedavg")
@@ -103,11 +103,11 @@ def test_all_runs_of_a_seed_start_from_its_fedavg(ended):
     ]
 
 
-def test_what_has_ended_is_not_run_again(ended):
-    folder, out, _ = ended
-    begun = []
-    again = ffgg_table1.run(out=folder, resume=True, watch=lambda name, place: begun.append(name))
-    assert begun == []
+def test_what_has_ended_is_not_run_again(record):
+    folder, out, _ = record
+    names = []
+    again = ffgg_table1.run(out=folder, resume=True, watch=lambda name, place: names.append(name))
+    assert names == []
     assert again.page.partition("; engine")[2].strip() in out
     assert load_recipe("ffgg-table1") is ffgg_table1
 
@@ -140,15 +140,15 @@ def test_the_scale_paper_has_the_sizes_of_table_2():
     )
     assert (stages.lr, stages.personal_lr, stages.finetune_lr, stages.finetune_epochs) == ((1.0,), (0.1,), (0.1,), 5)
     names = ["fedavg", "fedavg-longer", *(f"{s}-{how}" for s in SPLITS for how in ("finetune", "local_ffgg"))]
-    made = {step.name: step for step in list_steps(words, dict.fromkeys(names, 0.1))}
-    spec = made["adapter-local_ffgg"].algorithm.spec
+    steps = {step.name: step for step in list_steps(words, dict.fromkeys(names, 0.1))}
+    spec = steps["adapter-local_ffgg"].algorithm.spec
     assert spec["solver"] == {"name": "sgd", "lr": 0.1, "epochs": 1, "batch_size": 64, "clip": 0.1}
     assert spec["shared"] == {"name": "sgd", "lr": 0.1, "epochs": 1, "batch_size": 64, "clip": 0.1}
     assert spec["personal"] == {"name": "sgd", "lr": 0.1, "clip": 0.1}
     assert spec["server"] == {"name": "adam", "lr": 5e-5}
-    assert made["adapter-local_ffgg"].rounds == 500
-    assert made["adapter-local_ffgg"].algorithm.stateful is False
-    assert made["adapter-ffgg-final"].start == "adapter-ffgg"
+    assert steps["adapter-local_ffgg"].rounds == 500
+    assert steps["adapter-local_ffgg"].algorithm.stateful is False
+    assert steps["adapter-ffgg-final"].start == "adapter-ffgg"
 
 
 def test_every_setting_has_its_column_and_rates():

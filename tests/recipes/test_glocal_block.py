@@ -24,7 +24,7 @@ def tasks():
     return [mo.data.binary_tasks("digits", clients=3, per_class=5, seed=seed) for seed in (0, 1)]
 
 
-def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1, rule="adagrad"):
+def train(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1, rule="adagrad"):
     model = linear(outputs)
     clock, split = None, None
     online = mo.online(lr, rule=rule)
@@ -55,7 +55,7 @@ def fitted(fed, method, lr, tau, alignment, seed, rounds=ROUNDS, outputs=1, rule
     return run, losses
 
 
-def joined(values, prefix):
+def join(values, prefix):
     return torch.cat([values[f"{prefix}head.weight"], values[f"{prefix}head.bias"][:, None]], dim=1).T
 
 
@@ -79,14 +79,14 @@ def test_a_group_is_a_run(tasks, method, tau, alignment, rule):
     outcome = run_block(stack_trials(tasks, ROUNDS, (0, 1)), block)
     scores = score_block(tasks, "test", block, outcome)
     for k, (one, rate, late) in enumerate(groups):
-        run, losses = fitted(tasks[one], method, rate, late, alignment, seed=one, rule=rule)
+        run, losses = train(tasks[one], method, rate, late, alignment, seed=one, rule=rule)
         np.testing.assert_allclose(outcome.losses[k], losses, rtol=2e-4, atol=1e-5)
         names = {"independent": ("", None), "central": (None, ""), "glocal": ("personal.", "shared.")}[method]
         if names[1] is not None:
-            torch.testing.assert_close(outcome.shared[k], joined(run.shared_parameters(), names[1]), rtol=0, atol=1e-5)
+            torch.testing.assert_close(outcome.shared[k], join(run.shared_parameters(), names[1]), rtol=0, atol=1e-5)
         if names[0] is not None:
             for i in range(3):
-                own = joined(run.parameters(i), names[0])
+                own = join(run.parameters(i), names[0])
                 torch.testing.assert_close(outcome.personal[k, i], own, rtol=0, atol=1e-5)
         assert float(scores[k]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)
 
@@ -97,8 +97,8 @@ def test_several_classes_are_one_regression_each(tasks):
     fed = mo.data.from_arrays({"x": x, "y": y}, client=np.arange(len(y)) % 3, test=0.5)
     block = Block(torch.tensor([0]), torch.tensor([0.05]), torch.tensor([0]))
     outcome = run_block(stack_trials([fed], ROUNDS, (0,)), block)
-    run, _ = fitted(fed, "glocal", 0.05, 0, "aligned", seed=0, outputs=3)
-    torch.testing.assert_close(outcome.shared[0], joined(run.shared_parameters(), "shared."), rtol=0, atol=1e-5)
+    run, _ = train(fed, "glocal", 0.05, 0, "aligned", seed=0, outputs=3)
+    torch.testing.assert_close(outcome.shared[0], join(run.shared_parameters(), "shared."), rtol=0, atol=1e-5)
     assert float(score_block([fed], "test", block, outcome)[0]) == pytest.approx(run.history[-1]["metric"], abs=1e-6)
 
 
@@ -110,6 +110,6 @@ def test_labels_around_zero_are_a_start_at_one_half(tasks, rule):
     start = torch.zeros(65, 1)
     start[-1] = 0.5
     ours = run_block(trials, block, start=(start, torch.zeros(65, 1)))
-    wanted = run_block(Trials(trials.x, trials.y - 0.5, trials.rows), block)
-    torch.testing.assert_close(ours.shared, wanted.shared + start, rtol=0, atol=1e-5)
-    torch.testing.assert_close(ours.personal, wanted.personal, rtol=0, atol=1e-5)
+    expected = run_block(Trials(trials.x, trials.y - 0.5, trials.rows), block)
+    torch.testing.assert_close(ours.shared, expected.shared + start, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.personal, expected.personal, rtol=0, atol=1e-5)

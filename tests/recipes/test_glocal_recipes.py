@@ -12,7 +12,7 @@ from moiety.seals import read_sealed, write_sealed
 from moiety_recipes.glocal_clients import draw_masks, glocal_clients, glocal_features
 from moiety_recipes.glocal_delay import RULES, glocal_delay
 from moiety_recipes.glocal_fictitious import draw_rollouts, glocal_fictitious
-from moiety_recipes.glocal_readings import Kept, glocal_readings, list_runs
+from moiety_recipes.glocal_readings import Readings, glocal_readings, list_runs
 from moiety_recipes.glocal_readings import judge as judge_readings
 from moiety_recipes.glocal_rules import glocal_rules
 from moiety_recipes.glocal_rules import judge as judge_rules
@@ -32,14 +32,14 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def ended(recipe_run):
+def records(recipe_run):
     runs = {name: recipe_run(name) for name in NAMES}
     return {name: (run.folder, run.printed, run.table) for name, run in runs.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_page_is_written_and_printed(ended, name):
-    folder, out, table = ended[name]
+def test_the_page_is_written_and_printed(records, name):
+    folder, out, table = records[name]
     page = (folder / "table.md").read_text()
     assert page.strip() in out
     assert table["command"] in page
@@ -49,44 +49,44 @@ def test_the_page_is_written_and_printed(ended, name):
             assert (folder / file).read_bytes().startswith(b"\x89PNG")
 
 
-def test_table_1_is_the_mean_over_partitions_at_the_rate_that_validation_chose(ended):
-    _, _, table = ended["glocal-table1"]
+def test_table_1_is_the_mean_over_partitions_at_the_rate_that_validation_chose(records):
+    _, _, table = records["glocal-table1"]
     methods = table["cells"]["digits"]["methods"]
     rows = {row["row"]: row for row in table["rows"]}
     for method, label in (("independent", "Indep"), ("central", "Central"), ("glocal", "Glocal")):
-        found, row = methods[method], rows[f"digits: {label}"]
-        a, b = found["each"]
+        cell, row = methods[method], rows[f"digits: {label}"]
+        a, b = cell["each"]
         assert row["ours"] == pytest.approx(50 * (a + b))
         assert row["interval"] == pytest.approx([row["ours"] + s * T_1 * 50 * abs(a - b) for s in (-1, 1)], abs=1e-3)
-        assert found["lr"] == glocal_table1.plan("ci").rates[int(np.argmax(found["validation"]))]
+        assert cell["lr"] == glocal_table1.plan("ci").rates[int(np.argmax(cell["validation"]))]
     gain = np.subtract(methods["glocal"]["each"], methods["central"]["each"])
     claim = rows["digits: Glocal beats Central"]
     assert claim["ours"] == pytest.approx(100 * gain.mean())
     low, high = claim["interval"]
-    wanted = "holds" if low > 0 else "does not hold" if high < 0 else "not decided at this scale"
-    assert claim["verdict"] == wanted
+    verdict = "holds" if low > 0 else "does not hold" if high < 0 else "not decided at this scale"
+    assert claim["verdict"] == verdict
 
 
-def test_every_point_of_the_figures_is_in_the_table(ended):
+def test_every_point_of_the_figures_is_in_the_table(records):
     for recipe in (glocal_clients, glocal_features):
-        rows = [row["row"] for row in ended[recipe.name][2]["rows"]]
+        rows = [row["row"] for row in records[recipe.name][2]["rows"]]
         counts = recipe.plan("ci").clients
         assert {f"digits, {p} clients: {m}" for p in counts for m in ("Indep", "Central", "Glocal")} <= set(rows)
-    rows = [row["row"] for row in ended["glocal-delay"][2]["rows"]]
+    rows = [row["row"] for row in records["glocal-delay"][2]["rows"]]
     assert {f"digits, tau {tau}: {rule}" for tau in glocal_delay.plan("ci").delays for rule in RULES} <= set(rows)
 
 
-def test_without_delay_the_three_rules_are_one(ended):
-    rules = ended["glocal-delay"][2]["cells"]["digits"]["rules"]
+def test_without_delay_the_three_rules_are_one(records):
+    rules = records["glocal-delay"][2]["cells"]["digits"]["rules"]
     assert rules["aligned"][0]["each"] == rules["misaligned"][0]["each"] == rules["asymmetric"][0]["each"]
 
 
-def test_resuming_reads_what_has_ended(ended):
-    folder, _, _ = ended["glocal-table1"]
+def test_resuming_reads_what_has_ended(records):
+    folder, _, _ = records["glocal-table1"]
     cell = folder / "digits.json"
-    kept = read_sealed(cell)
-    kept["result"]["methods"]["glocal"]["each"] = [1.0, 1.0]
-    write_sealed(cell, kept, kept["run"])
+    content = read_sealed(cell)
+    content["result"]["methods"]["glocal"]["each"] = [1.0, 1.0]
+    write_sealed(cell, content, content["run"])
     code, out, _ = call_command("run", "glocal-table1", "--scale", "ci", "--out", str(folder), "--resume")
     assert code == 0
     assert "100.00 [100.00, 100.00]" in out
@@ -151,21 +151,21 @@ def test_seeds_are_refused_where_one_draws_all_rollouts():
 
 
 def test_rounds_stand_in_the_place_of_passes():
-    found = glocal_table1.run(scale="ci", rounds=7, seeds=1)
-    assert found.results[("digits",)]["rounds"] == 7
+    outcome = glocal_table1.run(scale="ci", rounds=7, seeds=1)
+    assert outcome.results[("digits",)]["rounds"] == 7
     assert glocal_table1.run(scale="ci", seeds=1, changes={"passes": 2}).results[("digits",)]["rounds"] == 40
 
 
 def test_one_number_of_clients_is_a_curve_of_one_point():
-    found = glocal_clients.run(scale="ci", seeds=1, rounds=5, changes={"clients": [3], "rates": [0.1]})
-    assert list(found.results) == [("digits", "3 clients")]
-    assert "5 rounds, 1 trials" in found.page
+    outcome = glocal_clients.run(scale="ci", seeds=1, rounds=5, changes={"clients": [3], "rates": [0.1]})
+    assert list(outcome.results) == [("digits", "3 clients")]
+    assert "5 rounds, 1 trials" in outcome.page
 
 
-def test_features_that_are_not_divided_are_those_of_the_other_recipe(ended):
-    found = glocal_features.run(scale="ci", changes={"divided": False})
-    methods = ended["glocal-clients"][2]["cells"]["digits 2 clients"]["methods"]
-    assert found.results["digits", "2 clients"]["methods"] == methods
+def test_features_that_are_not_divided_are_those_of_the_other_recipe(records):
+    outcome = glocal_features.run(scale="ci", changes={"divided": False})
+    methods = records["glocal-clients"][2]["cells"]["digits 2 clients"]["methods"]
+    assert outcome.results["digits", "2 clients"]["methods"] == methods
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -175,12 +175,12 @@ def test_names_are_those_that_the_command_knows(name):
 
 def test_readings_differ_in_labels_and_in_the_halves_of_tau():
     """Without delay tau does not matter; there and back tau = 4 is tau = 2 each way."""
-    found = glocal_readings.run(scale="ci", changes={"taus": [0, 2, 4], "rounds": 8})
-    kept = Kept(glocal_readings.plan("ci"), found.results)
+    outcome = glocal_readings.run(scale="ci", changes={"taus": [0, 2, 4], "rounds": 8})
+    readings = Readings(glocal_readings.plan("ci"), outcome.results)
     name = "digits", "adagrad", "labels 0 and 1"
-    assert kept.at(*name, "tau there and back", 4) == kept.at(*name, "tau each way", 2)
-    assert kept.at(*name, "tau there and back", 0) == kept.at(*name, "tau each way", 0)
-    points = {key: row["points"]["2"]["all"]["validation"] for key, row in found.results.items()}
+    assert readings.at(*name, "tau there and back", 4) == readings.at(*name, "tau each way", 2)
+    assert readings.at(*name, "tau there and back", 0) == readings.at(*name, "tau each way", 0)
+    points = {key: row["points"]["2"]["all"]["validation"] for key, row in outcome.results.items()}
     labels = {key[2]: points[key] for key in points if key[1] == "adagrad" and key[3] == "aligned"}
     assert labels["labels 0 and 1"] != labels["labels -1/2 and 1/2"]
 
@@ -188,12 +188,12 @@ def test_readings_differ_in_labels_and_in_the_halves_of_tau():
 def test_claims_of_scale_night_are_decided_by_its_rule():
     """A delay that costs about a point in every partition costs at most two, for certain; three, for certain not."""
     plan = glocal_readings.plan("ci")
-    for lost, verdict in ((0.01, "holds"), (0.03, "does not hold")):
+    for cost, verdict in ((0.01, "holds"), (0.03, "does not hold")):
         point = {"lr": 0.1, "each": [0.9, 0.8]}
-        late = {"lr": 0.1, "each": [0.9 - lost, 0.7999 - lost]}
+        late = {"lr": 0.1, "each": [0.9 - cost, 0.7999 - cost]}
         points = {str(k): dict.fromkeys(("all", "printed"), late if k else point) for k in (0, 2, 4)}
         results = {("digits", *key): {"points": points} for key in list_runs(plan, "digits")}
-        rows = {row["row"]: row for row in judge_readings(plan, Kept(plan, results))}
+        rows = {row["row"]: row for row in judge_readings(plan, Readings(plan, results))}
         text = "normalised, labels -1/2 and 1/2, tau there and back: tau = 4 costs at most 2 points, pooled"
         assert rows[text]["verdict"] == verdict
         assert rows[text]["headline"]
@@ -202,10 +202,10 @@ def test_claims_of_scale_night_are_decided_by_its_rule():
 def test_levels_are_compared_with_those_that_the_paper_prints():
     plan = glocal_rules.plan("ci")
     each = {"independent": [0.8, 0.8], "central": [0.7, 0.7], "glocal": [0.8732, 0.8742]}  # the paper has 87.32
-    kept = {
+    results = {
         rule: {"letter": {method: {"each": own} for method, own in each.items()}} for rule in ("adagrad", "normalised")
     }
-    rows = {row["row"]: row for row in judge_rules(replace(plan, sources=("letter",)), kept)}
+    rows = {row["row"]: row for row in judge_rules(replace(plan, sources=("letter",)), results)}
     assert rows["normalised: Glocal has the paper's level, within 1, letter"]["ours"] == pytest.approx(0.05)
     assert rows["Adagrad: Glocal beats Indep, pooled"]["ours"] == pytest.approx(7.37)
     assert rows["Glocal scores higher by the normalised rule than by Adagrad, letter"]["ours"] == 0

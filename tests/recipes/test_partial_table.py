@@ -50,15 +50,15 @@ def test_a_step_that_was_broken_off_goes_on_as_if_nothing_had_been(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         first.run(cell(chain[1]))
     assert not (tmp_path / "digits/seed-3/output-fedalt.json").exists()
-    seen = []
-    again = runner(tmp_path, lambda name, place: lambda run, record: seen.append((name, record.round)))
-    found = [again.run(cell(step)) for step in chain]
-    assert seen == [
+    calls = []
+    again = runner(tmp_path, lambda name, place: lambda run, record: calls.append((name, record.round)))
+    results = [again.run(cell(step)) for step in chain]
+    assert calls == [
         ("digits seed 3 output-fedalt", 2),
         ("digits seed 3 output-fedalt", 3),
         ("digits seed 3 output-fedalt-final", 1),
     ]
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(results, expected, strict=True):
         assert (ours["clients"], ours["train"]) == (theirs["clients"], theirs["train"])
 
 
@@ -84,14 +84,14 @@ def rows(*metrics):
     return [{"client": f"c{i}", "metric": m, **rest} for i, m in enumerate(metrics)]
 
 
-def found(scores, *, seeds=3, metric="accuracy"):
+def build_comparison(scores, *, seeds=3, metric="accuracy"):
     """Two clients that both have the score given for a step and seed; 0.5 for all other steps and for training rows."""
     results = {}
     for seed in range(seeds):
         for step in list_steps(SETTING, dict.fromkeys(NAMES, 0.1)):
             value = scores[step.name][seed] if step.name in scores else 0.5
-            kept = {"clients": rows(value, value), "train": rows(0.5, 0.5), "metric": metric}
-            results["digits", seed, step.name] = kept
+            result = {"clients": rows(value, value), "train": rows(0.5, 0.5), "metric": metric}
+            results["digits", seed, step.name] = result
     sizes = {"shared": 90, "bytes": 1, "megabytes": 1.0}
     memory = [{"row": name, "personal": 10, "saving": 0.25, **sizes} for name in ("input", "output", "adapter")]
     memory.append({"row": "full personalisation", "personal": 100, "saving": 0.0, **sizes})
@@ -114,7 +114,7 @@ SCORES = {
 
 
 def verdicts(table):
-    return {made["claim"]: made["verdict"] for made in table["claims"]}
+    return {claim["claim"]: claim["verdict"] for claim in table["claims"]}
 
 
 def test_claims_follow_from_the_intervals():
@@ -125,47 +125,49 @@ def test_claims_follow_from_the_intervals():
     against full personalisation (0.5) is above -0.01. Against the adapters it is ahead by 0.01, 0.04, 0.02: mean
     0.0233, deviation 0.0153, half 0.0379, not decided.
     """
-    table = summary(found(SCORES))
-    claims = {made["claim"]: made for made in table["claims"]}
-    held = claims["FedAlt beats FedSim: input"]
-    assert (held["low"], held["high"]) == pytest.approx((0.025 - 0.01242, 0.025 + 0.01242), abs=1e-5)
-    told = verdicts(table)
-    assert told["FedAlt beats FedSim: input"] == "holds"
-    assert told["FedAlt beats FedSim: output"] == "does not hold"
-    assert told["FedAlt beats FedSim: adapter"] == "not decided at this scale"
-    assert told["the best split (input) is as good as full personalisation (finetune)"] == "holds"
-    assert told["personalisation (input) beats FedAvg"] == "holds"
-    assert told["the best split is input, ahead of adapter"] == "not decided at this scale"
-    assert told["final finetuning changes FedSim little: input"] == "holds"  # 0 in every seed
-    assert told["final finetuning changes FedAlt little: input"] == "does not hold"  # at least 0.0126, more than 0.01
-    assert told["some clients are hurt (input)"] == "does not hold"
-    assert told["no client is worse on its training rows (input)"] == "holds"
-    assert told["every split needs less memory on a device than full personalisation"] == "holds"
-    counts = [list(told.values()).count(v) for v in ("holds", "does not hold", "not decided at this scale")]
-    told = "{} of {} claims hold, {} do not, {} are not decided at this scale."
-    assert count_verdicts(table["claims"]) == told.format(counts[0], sum(counts), *counts[1:])
+    table = summary(build_comparison(SCORES))
+    claims = {claim["claim"]: claim for claim in table["claims"]}
+    row = claims["FedAlt beats FedSim: input"]
+    assert (row["low"], row["high"]) == pytest.approx((0.025 - 0.01242, 0.025 + 0.01242), abs=1e-5)
+    answers = verdicts(table)
+    assert answers["FedAlt beats FedSim: input"] == "holds"
+    assert answers["FedAlt beats FedSim: output"] == "does not hold"
+    assert answers["FedAlt beats FedSim: adapter"] == "not decided at this scale"
+    assert answers["the best split (input) is as good as full personalisation (finetune)"] == "holds"
+    assert answers["personalisation (input) beats FedAvg"] == "holds"
+    assert answers["the best split is input, ahead of adapter"] == "not decided at this scale"
+    assert answers["final finetuning changes FedSim little: input"] == "holds"  # 0 in every seed
+    assert (
+        answers["final finetuning changes FedAlt little: input"] == "does not hold"
+    )  # at least 0.0126, more than 0.01
+    assert answers["some clients are hurt (input)"] == "does not hold"
+    assert answers["no client is worse on its training rows (input)"] == "holds"
+    assert answers["every split needs less memory on a device than full personalisation"] == "holds"
+    counts = [list(answers.values()).count(v) for v in ("holds", "does not hold", "not decided at this scale")]
+    text = "{} of {} claims hold, {} do not, {} are not decided at this scale."
+    assert count_verdicts(table["claims"]) == text.format(counts[0], sum(counts), *counts[1:])
 
 
 def test_where_less_is_better_the_same_numbers_say_the_opposite():
     """The output layer has the fewest errors: 0.03, 0.02, 0.03 fewer than the adapters, 0.0267 with half 0.0143."""
-    table = summary(found(SCORES, metric="word_error_rate"))
-    told = verdicts(table)
+    table = summary(build_comparison(SCORES, metric="word_error_rate"))
+    answers = verdicts(table)
     assert is_percentage("word_error_rate")
-    assert told["FedAlt beats FedSim: input"] == "does not hold"
-    assert told["FedAlt beats FedSim: output"] == "holds"
-    assert told["the best split is output, ahead of adapter"] == "holds"
-    assert told["personalisation (output) beats FedAvg"] == "does not hold"
-    assert told["some clients are hurt (output)"] == "holds"  # 0.48 errors where FedAvg has 0.40
+    assert answers["FedAlt beats FedSim: input"] == "does not hold"
+    assert answers["FedAlt beats FedSim: output"] == "holds"
+    assert answers["the best split is output, ahead of adapter"] == "holds"
+    assert answers["personalisation (output) beats FedAvg"] == "does not hold"
+    assert answers["some clients are hurt (output)"] == "holds"  # 0.48 errors where FedAvg has 0.40
 
 
 def test_one_seed_decides_nothing():
-    told = verdicts(summary(found(SCORES, seeds=1)))
-    assert told["FedAlt beats FedSim: input"] == "not decided at this scale"
+    answers = verdicts(summary(build_comparison(SCORES, seeds=1)))
+    assert answers["FedAlt beats FedSim: input"] == "not decided at this scale"
 
 
 def test_a_page_shows_what_it_was_given():
-    made = found(SCORES)
-    page = "\n\n".join(show_section(section) for section in show_setting(summary(made), made))
+    comparison = build_comparison(SCORES)
+    page = "\n\n".join(show_section(section) for section in show_setting(summary(comparison), comparison))
     assert "| input | 10 (10.00%) | 50.00 [50.00, 50.00] | 93.29 | 52.50 [51.26, 53.74] | 93.62 |" in page
     assert "| fedavg | 0.1 | 0.1: 50.00, 9: - |" in page
     assert "| input | 1.00 | 25% | 142 |" in page

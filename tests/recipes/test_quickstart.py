@@ -26,21 +26,21 @@ LEFT = "left test accuracy at 50.0% (FedAvg and FedAlt alike)"
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "moved", "who"),
+    ("before", "after", "change", "who"),
     [
         ((0.5, 0.5), (1.0, 0.5), RAISED, "1 client was helped, 1 unchanged, 0 hurt."),
         ((1.0, 0.5), (0.5, 0.5), LOWERED, "0 clients were helped, 1 unchanged, 1 hurt: c0."),
         ((0.5, 0.5), (1.0, 0.0), LEFT, "1 client was helped, 0 unchanged, 1 hurt: c1."),
     ],
 )
-def test_the_sentence_stays_true(before, after, moved, who):
-    told = f"Personal output layers {moved} on average over 2 clients; {who}"
-    assert sentence(rows(*before), rows(*after)) == told
+def test_the_sentence_stays_true(before, after, change, who):
+    text = f"Personal output layers {change} on average over 2 clients; {who}"
+    assert sentence(rows(*before), rows(*after)) == text
 
 
 def test_many_hurt_are_cut_short():
-    told = sentence(rows(*[1.0] * 12), rows(*[0.5] * 12))
-    assert told.endswith("12 hurt: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 2 more.")
+    text = sentence(rows(*[1.0] * 12), rows(*[0.5] * 12))
+    assert text.endswith("12 hurt: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 2 more.")
 
 
 @pytest.fixture(scope="module")
@@ -68,32 +68,32 @@ def test_both_runs_are_alike_but_for_the_algorithm(outcome):
 
 
 def test_the_sentence_comes_from_the_folders(outcome):
-    out, found = outcome
+    out, result = outcome
     clients = [read_clients(out / name) for name in ("fedavg", "fedalt")]
     means = [f"{100 * sum(r['metric'] for r in each) / 50:.1f}%" for each in clients]
-    assert f"{means[0]} (FedAvg)" in found.sentence
-    assert f"{means[1]} (FedAlt)" in found.sentence
+    assert f"{means[0]} (FedAvg)" in result.sentence
+    assert f"{means[1]} (FedAlt)" in result.sentence
     helped = sum(b["metric"] > a["metric"] + 1e-6 for a, b in zip(*clients, strict=True))
-    assert f"{helped} clients were helped" in found.sentence
+    assert f"{helped} clients were helped" in result.sentence
 
 
 def test_resume_begins_what_has_not_begun_with_the_same_options(tmp_path):
-    seen = []
+    calls = []
 
     def watch(name, folder):
-        return lambda run, record: seen.append((name, record.round, run.config["run"]["rounds"]))
+        return lambda run, record: calls.append((name, record.round, run.config["run"]["rounds"]))
 
     quickstart.run(out=tmp_path, rounds=2, seed=5, engine="vectorised")
     (tmp_path / "fedalt").rename(tmp_path / "gone")
     (tmp_path / "fedalt.json").unlink()
     outcome = quickstart.run(out=tmp_path, engine="vectorised", resume=True, watch=watch)
-    assert seen == [("fedalt", 1, 2), ("fedalt", 2, 2)]
+    assert calls == [("fedalt", 1, 2), ("fedalt", 2, 2)]
     assert read_config(tmp_path / "fedalt")["run"]["seed"] == 5
     assert read_clients(tmp_path / "fedalt") == read_clients(tmp_path / "gone")
     assert outcome.results["fedavg",]["clients"] == read_clients(tmp_path / "fedavg")
-    seen.clear()
+    calls.clear()
     quickstart.run(out=tmp_path, rounds=3, resume=True, watch=watch)
-    assert seen == [("fedavg", 3, 3), ("fedalt", 3, 3)]
+    assert calls == [("fedavg", 3, 3), ("fedalt", 3, 3)]
 
 
 def test_what_would_mix_runs_is_refused(outcome):
@@ -105,8 +105,8 @@ def test_what_would_mix_runs_is_refused(outcome):
 
 
 def test_a_folder_that_was_tampered_with_is_refused(tmp_path):
-    asked = {"recipe": "quickstart", "scale": "laptop", "rounds": "many", "seed": 0, "seeds": None}
-    write_sealed(tmp_path / "recipe.json", {**asked, "plan": "", "changes": {}, "device": None}, "id")
+    options = {"recipe": "quickstart", "scale": "laptop", "rounds": "many", "seed": 0, "seeds": None}
+    write_sealed(tmp_path / "recipe.json", {**options, "plan": "", "changes": {}, "device": None}, "id")
     with pytest.raises(MoietyError, match="`rounds` must be a whole number"):
         quickstart.run(out=tmp_path, resume=True)
 
@@ -114,18 +114,18 @@ def test_a_folder_that_was_tampered_with_is_refused(tmp_path):
 def test_the_table_of_recipes_is_light():
     text = "import sys, moiety.experiments as e; e.list_recipes(); e.load_recipe('quickstart')"
     text += "; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
-    assert done.stdout == "False False\n"
+    process = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300)
+    assert process.stdout == "False False\n"
     assert all(load_recipe(name).summary for name in list_recipes())
 
 
 def test_the_command_prints_table_sentence_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    code, printed, errors = call_command("run", "quickstart", "--rounds", "2", "--engine", "vectorised")
+    code, output, errors = call_command("run", "quickstart", "--rounds", "2", "--engine", "vectorised")
     assert (code, errors) == (0, "")
-    assert "\x1b" not in printed
-    assert "\r" not in printed
-    lines = printed.splitlines()
+    assert "\x1b" not in output
+    assert "\r" not in output
+    lines = output.splitlines()
     assert not any(line.endswith(" ") for line in lines)
     assert lines[-2].startswith("Personal output layers ")
     assert lines[-1] == "results in runs/quickstart"

@@ -61,8 +61,8 @@ def test_tables_are_written_where_matplotlib_is_not_installed(name, recipe_run, 
     shutil.copytree(recipe_run(name).folder, tmp_path / "out", ignore=shutil.ignore_patterns("*.png", "table.*"))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not there: neither found nor imported
     assert main(["run", name, "--out", str(tmp_path / "out"), "--resume", "-q"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told == [CI_NOTICE, f"results in {tmp_path / 'out'}"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [CI_NOTICE, f"results in {tmp_path / 'out'}"]
     page = (tmp_path / "out/table.md").read_text()
     assert "moiety[report]" in page
     assert page.count(CI_NOTICE) == 1

@@ -34,7 +34,7 @@ def test_without_intervals_there_are_lines_alone():
     assert not figure.axes[0].collections
 
 
-@pytest.mark.parametrize("shown", [{}, {"a": {}}, {"a": {str(k): line(1) for k in range(7)}}])
-def test_bad_input(shown):
+@pytest.mark.parametrize("series", [{}, {"a": {}}, {"a": {str(k): line(1) for k in range(7)}}])
+def test_bad_input(series):
     with pytest.raises(MoietyError, match="`series` must be"):
-        bands(shown, x="x", y="y")
+        bands(series, x="x", y="y")

@@ -10,8 +10,8 @@ from moiety.reports import draw_clients
 
 def test_panels_show_clients_in_ascending_order_and_labels_from_the_commonest():
     rows = ({"client": "a", "train": 5, "test": 0}, {"client": "b", "train": 2, "test": 0})
-    said = Description("two", rows, {"no": 0.25, "yes": 0.75}, {"age": 3, "ward": 0}, ())
-    figure = draw_clients(said, title="above")
+    description = Description("two", rows, {"no": 0.25, "yes": 0.75}, {"age": 3, "ward": 0}, ())
+    figure = draw_clients(description, title="above")
     sizes, labels, missing = (axes for axes in figure.axes if axes.get_visible())  # nobody has test rows
     heights = sizes.collections[0].get_paths()[0].vertices[:, 1]
     assert sizes.get_title() == "training rows"

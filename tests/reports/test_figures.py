@@ -27,34 +27,34 @@ def points(axes):
 
 
 def test_scatter_shows_every_client_by_its_size():
-    found = scatter_change(
+    figure = scatter_change(
         {
             "full": make_changes(0.5, -0.25, 0.0, train=[0.25, 0.5, 0.75]),
             "output layer": make_changes(0.125, 0.25, None, train=[0.0, 0.5, 0.5]),
         },
         title="Digits",
     )
-    assert [axes.get_title() for axes in found.axes] == [
+    assert [axes.get_title() for axes in figure.axes] == [
         "full, training rows",
         "full, test rows",
         "output layer, training rows",
         "output layer, test rows",
     ]
-    assert [axes.get_ylabel() for axes in found.axes] == ["change (percentage points)"] * 4
-    assert [axes.get_xlabel() for axes in found.axes] == ["", "", *["training rows of the client"] * 2]
-    assert points(found.axes[0]) == {"helped: 3 of 3": [[4, 25], [9, 50], [16, 75]]}
-    assert points(found.axes[1]) == {
+    assert [axes.get_ylabel() for axes in figure.axes] == ["change (percentage points)"] * 4
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "", *["training rows of the client"] * 2]
+    assert points(figure.axes[0]) == {"helped: 3 of 3": [[4, 25], [9, 50], [16, 75]]}
+    assert points(figure.axes[1]) == {
         "helped: 1 of 3": [[4, 50]],
         "unchanged: 1 of 3": [[16, 0]],
         "hurt: 1 of 3": [[9, -25]],
     }
-    assert points(found.axes[3]) == {"helped: 2 of 2": [[4, 12.5], [9, 25]]}
-    assert found.get_suptitle() == "Digits"
+    assert points(figure.axes[3]) == {"helped: 2 of 2": [[4, 12.5], [9, 25]]}
+    assert figure.get_suptitle() == "Digits"
 
 
 def test_scatter_without_training_rows_and_with_far_sizes():
-    found = scatter_change({"adapter": make_changes(1.0, 2.0, sizes=(2, 200))}, unit="mse", scale=1)
-    (axes,) = found.axes
+    figure = scatter_change({"adapter": make_changes(1.0, 2.0, sizes=(2, 200))}, unit="mse", scale=1)
+    (axes,) = figure.axes
     assert (axes.get_ylabel(), axes.get_xscale()) == ("change (mse)", "log")
     assert points(axes) == {"helped: 2 of 2": [[2, 1], [200, 2]]}
     assert scatter_change({"adapter": make_changes(1.0, 2.0)}).axes[0].get_xscale() == "linear"
@@ -62,10 +62,10 @@ def test_scatter_without_training_rows_and_with_far_sizes():
 
 def test_violins_mark_median_quartiles_and_range():
     """0, 1, 2, 3, 10 in points: quartiles 1, 2, 3. -4, -2 and one without rows: quartiles -3.5, -3, -2.5."""
-    found = violins(
+    figure = violins(
         {"none": [0.0, 0.1, 0.02, 0.03, 0.01], "much": [-0.04, None, -0.02]}, label="dropout", title="Digits"
     )
-    (axes,) = found.axes
+    (axes,) = figure.axes
     assert [t.get_text() for t in axes.get_xticklabels()] == ["none\n0% hurt", "much\n100% hurt"]
     assert (axes.get_xlabel(), axes.get_title()) == ("dropout", "Digits")
     assert axes.get_ylabel() == "change (percentage points)"
@@ -87,15 +87,15 @@ def test_bands_go_from_least_to_largest():
         {"client": "b", "n": 3, "mean": -0.1, "min": -0.4, "max": 0.2, "hurt": 2, "seeds": 3},
         {"client": "a", "n": 3, "mean": 0.2, "min": 0.1, "max": 0.3, "hurt": 0, "seeds": 3},
     ]
-    found = seed_bands(rows)
-    (axes,) = found.axes
+    figure = seed_bands(rows)
+    (axes,) = figure.axes
     line = next(line for line in axes.lines if line.get_label() == "mean over seeds")
     assert line.get_xydata().tolist() == [[1, pytest.approx(-20)], [2, -10], [3, 20]]
     band, dots = axes.collections
     corners = {tuple(np.round(xy, 6)) for xy in band.get_paths()[0].vertices}
     assert corners == {(1, -30), (1, -10), (2, -40), (2, 20), (3, 10), (3, 30)}
     assert dots.get_offsets().tolist() == [[2, -10]]
-    assert [t.get_text() for t in found.legends[0].get_texts()] == [
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == [
         "least to largest of 3 seeds",
         "mean over seeds",
         "hurt in some seeds only: 1 of 3",
@@ -110,8 +110,8 @@ ROWS = [
 
 
 def test_parameters_are_on_a_logarithmic_axis_with_intervals():
-    found = accuracy_against_parameters(ROWS, title="Digits")
-    (axes,) = found.axes
+    figure = accuracy_against_parameters(ROWS, title="Digits")
+    (axes,) = figure.axes
     assert (axes.get_xscale(), axes.get_xlabel(), axes.get_title()) == ("log", "personal parameters", "Digits")
     one, other = axes.containers
     assert [c.lines[0].get_xydata().tolist() for c in (one, other)] == [[[100, 1]], [[800, 2]]]

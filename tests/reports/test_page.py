@@ -61,12 +61,12 @@ class Page(HTMLParser):
             pass
 
     def handle_data(self, text):
-        here = self.stack[-1] if self.stack else ""
-        if here == "script":
+        tag = self.stack[-1] if self.stack else ""
+        if tag == "script":
             self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + text)
-        elif here in ("td", "th"):
+        elif tag in ("td", "th"):
             self.tables[-1][-1][-1] += text
-        self.texts[here] = self.texts.get(here, "") + text
+        self.texts[tag] = self.texts.get(tag, "") + text
 
     def table(self, head: str) -> list[list[str]]:
         return next(table for table in self.tables if head in table[0])
@@ -146,8 +146,8 @@ def test_no_interval_of_a_share_leaves_what_is_possible():
     rows = [result("x", [client("a", m, m)], history(m), s) for s, m in enumerate((1.0, 0.2))]
     others = [result("y", [client("a", m, m)], history(m), s) for s, m in enumerate((0.9, 0.9))]
     page = Page(make_page([group("x", *rows), group("y", *others)]))
-    shown = page.table("split")[1][4]
-    assert shown == "60.0% [0.0%, 100.0%]"  # Student's interval with two seeds would go far beyond
+    cell = page.table("split")[1][4]
+    assert cell == "60.0% [0.0%, 100.0%]"  # Student's interval with two seeds would go far beyond
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
@@ -199,11 +199,11 @@ def test_the_size_of_the_page_is_bounded_whatever_the_number_of_clients():
 def test_of_many_clients_those_at_both_ends_are_drawn():
     rows = [client(str(at), 0.5 + at / 1e5, 0.5) for at in range(20_000)]
     content = gather([group("x", result("x", rows))])
-    shown = choose_clients(content.views, len(rows))
-    assert len(shown) == len(set(shown.tolist())) == 10_000
-    assert set(range(2500)) <= set(shown.tolist())
-    assert set(range(17_500, 20_000)) <= set(shown.tolist())
-    assert np.diff(shown).max() <= 4
+    clients = choose_clients(content.views, len(rows))
+    assert len(clients) == len(set(clients.tolist())) == 10_000
+    assert set(range(2500)) <= set(clients.tolist())
+    assert set(range(17_500, 20_000)) <= set(clients.tolist())
+    assert np.diff(clients).max() <= 4
 
 
 def test_draws_and_calibration_are_shown_where_there_is_a_posterior():
@@ -217,6 +217,16 @@ def test_draws_and_calibration_are_shown_where_there_is_a_posterior():
     assert page.table("mean confidence")[1] == ["fedpop", "0.80 to 0.90", "4", "0.850", "0.750"]
     assert "Calibration error: fedpop 0.100" in page.texts["figcaption"]
     assert not any("fewest" in table[0] for table in one_run().tables)
+
+
+def test_what_clients_chose_with_a_safeguard_is_counted():
+    shares = [(1.0, 0.02), (1.0, 0.1), (0.5, 0.04), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    rows = [client(f"c{i}", 0.8, 0.7, personal_share=share, risk=risk) for i, (share, risk) in enumerate(shares)]
+    plain = group("plain", result("plain", [client(f"c{i}", 0.8, 0.7) for i in range(6)]))
+    page = Page(make_page([plain, group("guarded", result("guarded", rows))]))
+    (table,) = [table for table in page.tables if "a mixture" in table[0]]
+    assert table[1:] == [["guarded", "6", "2", "1", "3", "10%"]]
+    assert not any("a mixture" in table[0] for table in Page(make_page([plain])).tables)
 
 
 def test_bins_of_several_seeds_are_pooled():

@@ -28,7 +28,7 @@ def test_lines_and_axes():
     assert figure.get_size_inches()[0] * figure.dpi == 1000
 
 
-@pytest.mark.parametrize("shown", [{}, {"one": {}}])
-def test_nothing_to_show(shown):
+@pytest.mark.parametrize("series", [{}, {"one": {}}])
+def test_nothing_to_show(series):
     with pytest.raises(MoietyError, match=r"^`series` must be panels with at least one line each, got none\.$"):
-        log_panels(shown, y="error")
+        log_panels(series, y="error")

@@ -26,8 +26,8 @@ def test_the_usual_columns():
 
 def test_other_columns_and_values():
     rows = [{"value": 0.1, "names": ["a", "b"], "deep": {1: (math.inf, 2)}}, {"value": 1, "names": [], "deep": None}]
-    shown = markdown(rows, columns={"value": "weight decay", "names": "hurt"}, digits=1)
-    assert shown == "| weight decay | hurt |\n|---:|---:|\n| 0.1 | ['a', 'b'] |\n| 1 | [] |"
+    text = markdown(rows, columns={"value": "weight decay", "names": "hurt"}, digits=1)
+    assert text == "| weight decay | hurt |\n|---:|---:|\n| 0.1 | ['a', 'b'] |\n| 1 | [] |"
 
 
 def test_bad_input():
@@ -36,8 +36,8 @@ def test_bad_input():
 
 
 def test_numbers_of_a_run_that_diverged_can_be_read():
-    shown = markdown(
+    text = markdown(
         [{"row": "mean", "ours": 2.6e46, "low": -1.5, "high": 12345678.9}], columns={"ours": "ours", "interval": "95%"}
     )
-    assert "| 2.6e+46 | -1.50 to 1.235e+07 |" in shown
+    assert "| 2.6e+46 | -1.50 to 1.235e+07 |" in text
     assert "| 99999.25 |" in markdown([{"ours": 99999.25}], columns={"ours": "ours"})

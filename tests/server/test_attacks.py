@@ -37,8 +37,8 @@ def updates(rows, dtype=torch.float64, weight=2.0):
     ]
 
 
-def vectors(sent):
-    return np.array([[*u.upload["a"].tolist(), *u.upload["b"].reshape(-1).tolist()] for u in sent])
+def vectors(batch):
+    return np.array([[*u.upload["a"].tolist(), *u.upload["b"].reshape(-1).tolist()] for u in batch])
 
 
 def send_attack(attack, chance=None):
@@ -52,9 +52,9 @@ def test_each_against_numpy():
     np.testing.assert_allclose(send_attack(a_little_is_enough(z=1.5)), [m - 1.5 * s] * 3, rtol=1e-13)
     np.testing.assert_array_equal(send_attack(mimic(client=2)), [HONEST[2]] * 3)
     assert np.isnan(send_attack(not_finite())).all()
-    drawn = np.random.Generator(np.random.Philox(key=generator(1, "attack", 4).bit_generator.state["state"]["key"]))
+    draw = np.random.Generator(np.random.Philox(key=generator(1, "attack", 4).bit_generator.state["state"]["key"]))
     np.testing.assert_array_equal(
-        send_attack(gaussian(std=200.0), generator(1, "attack", 4)), drawn.normal(size=(3, 4)) * 200
+        send_attack(gaussian(std=200.0), generator(1, "attack", 4)), draw.normal(size=(3, 4)) * 200
     )
 
 
@@ -78,29 +78,29 @@ def test_the_client_to_mimic():
     """
     axis = np.array([0.6, 0.8])
     out = np.array([[1.0, 5.0, -2.0], [0.5, 7.0, -3.0]])
-    aside = np.array([[0.1, -0.1, 0.0], [0.0, 0.2, -0.1]])
-    rounds = out[..., None] * axis + aside[..., None] * np.array([-0.8, 0.6])
+    offsets = np.array([[0.1, -0.1, 0.0], [0.0, 0.2, -0.1]])
+    rounds = out[..., None] * axis + offsets[..., None] * np.array([-0.8, 0.6])
     assert mimic_target(torch.tensor(rounds)) == 1
-    seen = RNG.normal(size=(4, 6, 5)) + RNG.normal(size=(6, 5))
-    flat = seen.reshape(-1, 5)
+    history = RNG.normal(size=(4, 6, 5)) + RNG.normal(size=(6, 5))
+    flat = history.reshape(-1, 5)
     direction = np.linalg.eigh(np.cov(flat.T))[1][:, -1]
-    assert mimic_target(torch.tensor(seen)) == np.abs((seen @ direction).sum(0)).argmax()
+    assert mimic_target(torch.tensor(history)) == np.abs((history @ direction).sum(0)).argmax()
     with pytest.raises(MoietyError, match="`rounds` must be of axes rounds, clients, coordinates"):
         mimic_target(torch.zeros(3, 2))
 
 
 def test_uploads_keep_their_shape_and_nothing_is_changed():
     honest, own = updates(HONEST, torch.float32), updates(OWN, torch.float32, weight=5.0)
-    found = sign_flip(scale=2.0).send(honest, own)
+    forgeries = sign_flip(scale=2.0).send(honest, own)
     np.testing.assert_array_equal(vectors(own), OWN.astype(np.float32))
     np.testing.assert_array_equal(vectors(honest), HONEST.astype(np.float32))
-    for before, after in zip(own, found, strict=True):
+    for before, after in zip(own, forgeries, strict=True):
         assert list(after.upload) == ["n", "a", "b"]
         assert torch.equal(after.upload["n"], before.upload["n"])
         assert after.upload["b"].dtype == torch.float32
         assert after.upload["b"].shape == before.upload["b"].shape
         assert float(after.weight) == 5
-    np.testing.assert_array_equal(vectors(found), -2 * OWN.astype(np.float32))
+    np.testing.assert_array_equal(vectors(forgeries), -2 * OWN.astype(np.float32))
     assert mimic().send(honest, []) == []
 
 
@@ -108,13 +108,13 @@ def test_tensors_are_matched_by_name():
     """Honest a = 1, b = (2, 3) and the attacker's b before a: epsilon 1 sends a = -1, b = (-2, -3)."""
     own = ClientUpdate({"b": torch.zeros(2), "a": torch.zeros(1)}, torch.tensor(1.0), {})
     honest = ClientUpdate({"a": torch.tensor([1.0]), "b": torch.tensor([2.0, 3.0])}, torch.tensor(1.0), {})
-    (found,) = inner_product_manipulation(epsilon=1.0).send([honest], [own])
-    assert {n: x.tolist() for n, x in found.upload.items()} == {"b": [-2, -3], "a": [-1]}
+    (forgery,) = inner_product_manipulation(epsilon=1.0).send([honest], [own])
+    assert {n: x.tolist() for n, x in forgery.upload.items()} == {"b": [-2, -3], "a": [-1]}
 
 
 def test_in_a_round_of_attackers_their_own_stand_for_the_honest():
-    found = inner_product_manipulation(epsilon=1.0).send([], updates(OWN))
-    np.testing.assert_allclose(vectors(found), [-OWN.mean(0)] * 3, rtol=1e-14)
+    forgeries = inner_product_manipulation(epsilon=1.0).send([], updates(OWN))
+    np.testing.assert_allclose(vectors(forgeries), [-OWN.mean(0)] * 3, rtol=1e-14)
 
 
 def test_in_a_drawn_round_attackers_may_be_many_and_the_honest_few():
@@ -127,8 +127,8 @@ def test_in_a_drawn_round_attackers_may_be_many_and_the_honest_few():
     expected = HONEST[:2].mean(0) - scipy.stats.norm.ppf(3 / 4) * HONEST[:2].std(0)
     np.testing.assert_allclose(vectors(a_little_is_enough().send(two, five)), [expected] * 5, rtol=1e-12)
     for attackers in (1, 3):
-        found = vectors(a_little_is_enough().send(two[:1], five[:attackers]))
-        np.testing.assert_array_equal(found, [HONEST[0]] * attackers)
+        rows = vectors(a_little_is_enough().send(two[:1], five[:attackers]))
+        np.testing.assert_array_equal(rows, [HONEST[0]] * attackers)
 
 
 def test_labels_are_turned_round_twice_to_themselves():
@@ -185,10 +185,10 @@ ALL = [
     mimic(client=3),
     gaussian(std=200.0),
 ]
-NAMED = [*ALL, label_flip(classes=3), label_flip()]
+ATTACK_LIST = [*ALL, label_flip(classes=3), label_flip()]
 
 
-@pytest.mark.parametrize("attack", NAMED, ids=lambda a: a.spec["name"])
+@pytest.mark.parametrize("attack", ATTACK_LIST, ids=lambda a: a.spec["name"])
 def test_a_configuration_can_say_it(attack):
     again = build("attack", ATTACKS, attack.spec)
     assert again.spec == attack.spec
@@ -203,9 +203,9 @@ def descend(aggregator, attack, rounds=60, rate=0.2):
     first = np.sum((x - solution) ** 2)
     for r in range(rounds):
         answers = updates(curvature * (x - solution))
-        forged = attack.send(answers[:8], answers[8:], generator(0, "attack", r))
-        joined = aggregator.aggregate(answers[:8] + forged, generator(0, "aggregate", r))
-        x = x - rate * np.array([*joined["a"].tolist(), *joined["b"].reshape(-1).tolist()])
+        forgeries = attack.send(answers[:8], answers[8:], generator(0, "attack", r))
+        aggregate = aggregator.aggregate(answers[:8] + forgeries, generator(0, "aggregate", r))
+        x = x - rate * np.array([*aggregate["a"].tolist(), *aggregate["b"].reshape(-1).tolist()])
     return np.sum((x - solution) ** 2) / first
 
 

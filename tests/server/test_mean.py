@@ -25,10 +25,10 @@ def updates(rows, dtype=torch.float64):
 @settings(max_examples=100, deadline=None)
 @given(CLIENTS, st.randoms(use_true_random=False))
 def test_it_is_the_weighted_mean_in_any_order(rows, random):
-    wanted = np.average([[x, y] for _, x, y in rows], axis=0, weights=[n for n, _, _ in rows])
-    np.testing.assert_allclose(weighted_mean(updates(rows))["p"].numpy(), wanted, rtol=1e-12, atol=1e-10)
+    expected = np.average([[x, y] for _, x, y in rows], axis=0, weights=[n for n, _, _ in rows])
+    np.testing.assert_allclose(weighted_mean(updates(rows))["p"].numpy(), expected, rtol=1e-12, atol=1e-10)
     random.shuffle(rows)
-    np.testing.assert_allclose(weighted_mean(updates(rows))["p"].numpy(), wanted, rtol=1e-12, atol=1e-10)
+    np.testing.assert_allclose(weighted_mean(updates(rows))["p"].numpy(), expected, rtol=1e-12, atol=1e-10)
 
 
 @settings(max_examples=50, deadline=None)
@@ -42,17 +42,17 @@ def test_only_ratios_of_weights_matter(rows, k):
 @settings(max_examples=50, deadline=None)
 @given(CLIENTS)
 def test_it_lies_between_the_least_and_the_greatest(rows):
-    found = weighted_mean(updates(rows))["p"].numpy()
+    mean = weighted_mean(updates(rows))["p"].numpy()
     values = np.array([[x, y] for _, x, y in rows])
-    assert (found >= values.min(0) - 1e-9).all()
-    assert (found <= values.max(0) + 1e-9).all()
+    assert (mean >= values.min(0) - 1e-9).all()
+    assert (mean <= values.max(0) + 1e-9).all()
 
 
 def test_the_mean_of_one_is_that_one_and_a_copy():
     (only,) = updates([(3, 1.5, -2.0)])
-    found = weighted_mean([only])
-    assert found["p"].tolist() == [1.5, -2.0]
-    found["p"] += 1
+    mean = weighted_mean([only])
+    assert mean["p"].tolist() == [1.5, -2.0]
+    mean["p"] += 1
     assert only.upload["p"].tolist() == [1.5, -2.0]
 
 
@@ -66,32 +66,30 @@ def test_whole_numbered_buffers_stay_whole():
 
     3 have mean 4.5 and 10 and 13 have 12.25: rounded to the nearest (even for a tie).
     """
-    given_updates = [
+    pair = [
         ClientUpdate({"n": torch.tensor(3), "m": torch.tensor([10])}, torch.tensor(1.0), {}),
         ClientUpdate({"n": torch.tensor(5), "m": torch.tensor([13])}, torch.tensor(3.0), {}),
     ]
-    found = weighted_mean(given_updates)
-    assert found["n"].dtype == found["m"].dtype == torch.int64
-    assert int(found["n"]) == 4
-    assert found["m"].tolist() == [12]
+    mean = weighted_mean(pair)
+    assert mean["n"].dtype == mean["m"].dtype == torch.int64
+    assert int(mean["n"]) == 4
+    assert mean["m"].tolist() == [12]
 
 
 def test_whole_numbered_buffers_are_rounded_and_not_cut_off():
     """3 and 4 weighted 1 : 3 have mean 3.75, which is nearest to 4; -3 and -4 likewise."""
-    given_updates = [
+    pair = [
         ClientUpdate({"n": torch.tensor([3, -3])}, torch.tensor(1.0), {}),
         ClientUpdate({"n": torch.tensor([4, -4])}, torch.tensor(3.0), {}),
     ]
-    assert weighted_mean(given_updates)["n"].tolist() == [4, -4]
+    assert weighted_mean(pair)["n"].tolist() == [4, -4]
 
 
 def test_a_large_counter_does_not_lose_its_units():
     """2^24 + 1 has no float32; two equal counters have that mean exactly."""
     n = torch.tensor(2**24 + 1)
-    found = weighted_mean(
-        [ClientUpdate({"n": n}, torch.tensor(1.0), {}), ClientUpdate({"n": n}, torch.tensor(1.0), {})]
-    )
-    assert int(found["n"]) == 2**24 + 1
+    mean = weighted_mean([ClientUpdate({"n": n}, torch.tensor(1.0), {}), ClientUpdate({"n": n}, torch.tensor(1.0), {})])
+    assert int(mean["n"]) == 2**24 + 1
 
 
 def test_nothing_to_send_has_an_empty_mean():

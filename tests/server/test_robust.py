@@ -69,16 +69,16 @@ def test_median_and_trimmed_mean_against_numpy_and_scipy():
     np.testing.assert_allclose(aggregate(median(), ROWS), np.median(ROWS, 0), rtol=1e-15)
     np.testing.assert_allclose(aggregate(median(), ROWS[:10]), np.median(ROWS[:10], 0), rtol=1e-15)
     for f in range(6):
-        wanted = scipy.stats.trim_mean(ROWS, (f + 0.5) / N)
-        np.testing.assert_allclose(aggregate(trimmed_mean(byzantine=f), ROWS), wanted, rtol=1e-14)
+        expected = scipy.stats.trim_mean(ROWS, (f + 0.5) / N)
+        np.testing.assert_allclose(aggregate(trimmed_mean(byzantine=f), ROWS), expected, rtol=1e-14)
 
 
 def test_krum_against_numpy():
     for f in range(5):
         order = np.argsort(numpy_krum(ROWS, f))
         np.testing.assert_array_equal(aggregate(krum(byzantine=f), ROWS), ROWS[order[0]])
-        found = aggregate(multi_krum(byzantine=f, keep=N - f), ROWS)
-        np.testing.assert_allclose(found, ROWS[order[: N - f]].mean(0), rtol=1e-14)
+        actual = aggregate(multi_krum(byzantine=f, keep=N - f), ROWS)
+        np.testing.assert_allclose(actual, ROWS[order[: N - f]].mean(0), rtol=1e-14)
 
 
 def test_krum_picks_the_middle_of_the_cluster():
@@ -105,14 +105,14 @@ def test_geometric_median_against_scipy(seed):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(9 + seed, 3)) * rng.exponential(size=(9 + seed, 1)) * 10 - 7
     s = np.median(np.linalg.norm(rows - np.median(rows, 0), axis=1))
-    found = aggregate(geometric_median(tolerance=1e-8), rows)
-    tried = [
-        scipy.optimize.minimize(mean_distance, found + rng.normal(size=3), args=(rows,), method=m, options=o)
+    centre = aggregate(geometric_median(tolerance=1e-8), rows)
+    results = [
+        scipy.optimize.minimize(mean_distance, centre + rng.normal(size=3), args=(rows,), method=m, options=o)
         for m, o in [("BFGS", {"gtol": 1e-10}), ("Nelder-Mead", EXACT)]
     ]
-    best = min(tried, key=lambda t: t.fun)
-    assert mean_distance(found, rows) <= best.fun + 1e-8 * s
-    np.testing.assert_allclose(found, best.x, atol=1e-5 * s)
+    best = min(results, key=lambda t: t.fun)
+    assert mean_distance(centre, rows) <= best.fun + 1e-8 * s
+    np.testing.assert_allclose(centre, best.x, atol=1e-5 * s)
 
 
 @pytest.mark.parametrize("size", [1e12, 1e30, 1e90, 1e250])
@@ -122,15 +122,17 @@ def test_far_attackers_pull_a_geometric_median_by_one_unit_each(seed, size):
     rng = np.random.default_rng(seed)
     honest = rng.normal(size=(6, 3)) * rng.exponential(size=(6, 1))
     pull = np.eye(3)[[seed % 3, (seed + 1) % 3]] * [[1.0], [-1.0]]
-    found = aggregate(geometric_median(tolerance=1e-8), np.concatenate([honest, size * pull]))
+    centre = aggregate(geometric_median(tolerance=1e-8), np.concatenate([honest, size * pull]))
 
-    def left(z):
+    def measure(z):
         return np.linalg.norm(honest - z, axis=1).sum() - (pull @ z).sum()
 
-    tried = [scipy.optimize.minimize(left, z, method="Nelder-Mead", options=EXACT) for z in (found + 0.1, found - 0.1)]
-    best = min(tried, key=lambda t: t.fun)
-    assert left(found) <= best.fun + 1e-7
-    np.testing.assert_allclose(found, best.x, atol=1e-4)
+    results = [
+        scipy.optimize.minimize(measure, z, method="Nelder-Mead", options=EXACT) for z in (centre + 0.1, centre - 0.1)
+    ]
+    best = min(results, key=lambda t: t.fun)
+    assert measure(centre) <= best.fun + 1e-7
+    np.testing.assert_allclose(centre, best.x, atol=1e-4)
 
 
 def test_geometric_median_where_geometry_knows_it():
@@ -161,24 +163,24 @@ def test_geometric_median_is_certified_quickly(size):
 
 def test_geometric_median_says_when_it_was_stopped():
     with pytest.warns(UserWarning, match="tolerance 1e-06 is not certified after 2 iterations"):
-        found = aggregate(geometric_median(iterations=2), [[0, 0], [1, 0], [0.5, 4.0]])
-    assert 0 < found[1] < 4
+        centre = aggregate(geometric_median(iterations=2), [[0, 0], [1, 0], [0.5, 4.0]])
+    assert 0 < centre[1] < 4
 
 
 def test_centred_clipping_against_numpy():
-    wanted = np.median(ROWS, 0)
+    centre = np.median(ROWS, 0)
     for _ in range(4):
-        steps = ROWS - wanted
-        wanted = wanted + np.mean([s * min(1, 0.7 / np.linalg.norm(s)) for s in steps], 0)
-    np.testing.assert_allclose(aggregate(centred_clipping(radius=0.7, iterations=4), ROWS), wanted, rtol=1e-13)
+        steps = ROWS - centre
+        centre = centre + np.mean([s * min(1, 0.7 / np.linalg.norm(s)) for s in steps], 0)
+    np.testing.assert_allclose(aggregate(centred_clipping(radius=0.7, iterations=4), ROWS), centre, rtol=1e-13)
 
 
 def test_nearest_neighbour_mixing_against_numpy():
     near = [sorted(range(N), key=lambda j: np.sum((ROWS[i] - ROWS[j]) ** 2))[: N - F] for i in range(N)]
-    wanted = np.stack([ROWS[rows].mean(0) for rows in near])
-    np.testing.assert_allclose(mix_with_nearest(torch.tensor(ROWS), F).numpy(), wanted, rtol=1e-14)
-    found = aggregate(nearest_neighbour_mixing(byzantine=F, then=median()), ROWS)
-    np.testing.assert_allclose(found, np.median(wanted, 0), rtol=1e-14)
+    means = np.stack([ROWS[rows].mean(0) for rows in near])
+    np.testing.assert_allclose(mix_with_nearest(torch.tensor(ROWS), F).numpy(), means, rtol=1e-14)
+    actual = aggregate(nearest_neighbour_mixing(byzantine=F, then=median()), ROWS)
+    np.testing.assert_allclose(actual, np.median(means, 0), rtol=1e-14)
 
 
 def test_bucketing_given_its_permutation():
@@ -192,13 +194,13 @@ def test_bucketing_given_its_permutation():
 def test_bucketing_draws_from_the_generator_alone(round):
     """The permutation is of the vectors in lexicographic order: Python sorts, NumPy averages."""
     order = generator(7, "aggregate", round).permutation(N)
-    ordered = np.array(sorted(ROWS.tolist()))[order]
-    wanted = np.median([ordered[i : i + 2].mean(0) for i in range(0, N, 2)], 0)
+    rows = np.array(sorted(ROWS.tolist()))[order]
+    expected = np.median([rows[i : i + 2].mean(0) for i in range(0, N, 2)], 0)
     aggregator = bucketing(size=2, then=median())
-    found = aggregate(aggregator, ROWS, generator(7, "aggregate", round))
-    np.testing.assert_allclose(found, wanted, rtol=1e-14)
+    actual = aggregate(aggregator, ROWS, generator(7, "aggregate", round))
+    np.testing.assert_allclose(actual, expected, rtol=1e-14)
     again = aggregate(aggregator, ROWS[::-1], generator(7, "aggregate", round))
-    np.testing.assert_array_equal(again, found)
+    np.testing.assert_array_equal(again, actual)
 
 
 def test_limits_are_the_mean():
@@ -232,7 +234,7 @@ def test_the_mean_is_weighted_and_the_others_are_not():
 
 
 SIZES = [1e3, 1e30, 1e250]
-ATTACKED = [
+RULES = [
     *ROBUST,
     *[bucketing(size=2, then=a) for a in (median(), trimmed_mean(byzantine=2), geometric_median())],
     *[nearest_neighbour_mixing(byzantine=2, then=a) for a in (median(), krum(byzantine=2), geometric_median())],
@@ -240,7 +242,7 @@ ATTACKED = [
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("aggregator", ATTACKED, ids=name_of)
+@pytest.mark.parametrize("aggregator", RULES, ids=name_of)
 def test_two_of_eleven_cannot_carry_it_away(aggregator, size):
     """Nine honest in a ball of radius R around c, at most D apart; two Byzantine, together or opposite, of any size.
 
@@ -255,14 +257,14 @@ def test_two_of_eleven_cannot_carry_it_away(aggregator, size):
     R = np.linalg.norm(honest - c, axis=1).max()
     D_ = max(np.linalg.norm(x - y) for x in honest for y in honest)
     for signs in ([1.0, 1.0], [1.0, -1.0]):
-        sent = np.concatenate([honest, np.outer(signs, np.full(D, size))])
-        found = aggregate(aggregator, sent, generator(3))
-        assert np.linalg.norm(found - c) <= 10 + 10 * (R + D_), signs
+        vectors = np.concatenate([honest, np.outer(signs, np.full(D, size))])
+        centre = aggregate(aggregator, vectors, generator(3))
+        assert np.linalg.norm(centre - c) <= 10 + 10 * (R + D_), signs
         if aggregator.spec["name"] in ("median", "trimmed_mean"):
-            assert ((found >= honest.min(0)) & (found <= honest.max(0))).all()
+            assert ((centre >= honest.min(0)) & (centre <= honest.max(0))).all()
         if aggregator.spec["name"] == "krum":
-            assert found.tolist() in honest.tolist()
-    assert aggregate(mean(), sent[:10]).max() > size / 20
+            assert centre.tolist() in honest.tolist()
+    assert aggregate(mean(), vectors[:10]).max() > size / 20
 
 
 def test_a_median_of_nearly_half_attackers_still_holds():
@@ -271,15 +273,15 @@ def test_a_median_of_nearly_half_attackers_still_holds():
     2 (n - f) R / (n - 2 f) = 12 R with n = 11, f = 5.
     """
     honest, c = ROWS[:6], ROWS[:6].mean(0)
-    sent = np.concatenate([honest, np.full((5, D), 1e40)])
+    vectors = np.concatenate([honest, np.full((5, D), 1e40)])
     for aggregator in (median(), trimmed_mean(byzantine=5)):
-        found = aggregate(aggregator, sent)
-        assert ((found >= honest.min(0)) & (found <= honest.max(0))).all()
+        centre = aggregate(aggregator, vectors)
+        assert ((centre >= honest.min(0)) & (centre <= honest.max(0))).all()
     R = np.linalg.norm(honest - c, axis=1).max()
-    assert np.linalg.norm(aggregate(geometric_median(), sent) - c) <= 12 * R
+    assert np.linalg.norm(aggregate(geometric_median(), vectors) - c) <= 12 * R
 
 
-@pytest.mark.parametrize("aggregator", [mean(), *ATTACKED], ids=name_of)
+@pytest.mark.parametrize("aggregator", [mean(), *RULES], ids=name_of)
 def test_names_shapes_dtypes_are_kept_and_nothing_is_changed(aggregator):
     def upload(i):
         return {
@@ -289,24 +291,24 @@ def test_names_shapes_dtypes_are_kept_and_nothing_is_changed(aggregator):
             "double": torch.tensor(0.3 * i, dtype=torch.float64),
         }
 
-    given = [ClientUpdate(upload(i), torch.tensor(1.0), {}) for i in range(N)]
-    found = aggregator.aggregate(given, generator(0))
-    assert list(found) == list(upload(0))
+    uploads = [ClientUpdate(upload(i), torch.tensor(1.0), {}) for i in range(N)]
+    result = aggregator.aggregate(uploads, generator(0))
+    assert list(result) == list(upload(0))
     for name, x in upload(0).items():
-        assert (found[name].shape, found[name].dtype) == (x.shape, x.dtype)
-    for i, update in enumerate(given):
+        assert (result[name].shape, result[name].dtype) == (x.shape, x.dtype)
+    for i, update in enumerate(uploads):
         for name, x in upload(i).items():
             assert torch.equal(update.upload[name], x)
     # Clients 0 ... 10: the middle one is 5; the mean is 5 too.
-    assert found["whole"].tolist() == [5, 50]
-    assert bool(found["flag"]) is True
+    assert result["whole"].tolist() == [5, 50]
+    assert bool(result["flag"]) is True
 
 
 def test_whole_numbers_take_the_median_rounded_down():
     """3, 4, 9 and 10^9: between 4 and 9 is 6.5, so 6; 2^60 + 1 has no float64 and is kept."""
     counts = [[9, 2**60 + 1], [3, 2**60 + 1], [10**9, 0], [4, 2**60 + 1]]
-    sent = [ClientUpdate({"n": torch.tensor(c)}, torch.tensor(1.0), {}) for c in counts]
-    assert median().aggregate(sent)["n"].tolist() == [6, 2**60 + 1]
+    uploads = [ClientUpdate({"n": torch.tensor(c)}, torch.tensor(1.0), {}) for c in counts]
+    assert median().aggregate(uploads)["n"].tolist() == [6, 2**60 + 1]
 
 
 def test_distances_are_over_the_whole_upload():
@@ -325,9 +327,9 @@ def test_distances_are_in_float64():
     The nearest of (0, 0) is (4096, 0) and not (-4096, 1), which comes first where they tie: mixed by twos, the vectors
     are (2048, 0), (2048, 0) and (-2048, 1/2), of median (2048, 0).
     """
-    sent = updates([[0, 0], [-4096, 1], [4096, 0]], torch.float32)
-    found = nearest_neighbour_mixing(byzantine=1, then=median()).aggregate(sent)
-    assert vector(found).tolist() == [2048, 0]
+    uploads = updates([[0, 0], [-4096, 1], [4096, 0]], torch.float32)
+    result = nearest_neighbour_mixing(byzantine=1, then=median()).aggregate(uploads)
+    assert vector(result).tolist() == [2048, 0]
 
 
 def test_it_stands_in_for_the_mean_of_an_algorithm():
@@ -346,9 +348,9 @@ def test_nothing_to_send_is_nothing():
     assert median().aggregate([ClientUpdate({}, torch.tensor(1.0), {})] * 3) == {}
 
 
-def one_line(aggregator, sent, text):
+def one_line(aggregator, uploads, text):
     with pytest.raises(MoietyError) as error:
-        aggregator.aggregate(sent)
+        aggregator.aggregate(uploads)
     assert text in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -430,7 +432,7 @@ def test_bad_arguments_are_one_line(make, text):
     assert str(error.value).startswith(text)
 
 
-@pytest.mark.parametrize("aggregator", [mean(), *ATTACKED], ids=name_of)
+@pytest.mark.parametrize("aggregator", [mean(), *RULES], ids=name_of)
 def test_a_configuration_can_say_it(aggregator):
     assert aggregator.spec["name"] in AGGREGATORS
     again = aggregator_from(aggregator.spec)
@@ -469,8 +471,8 @@ def test_dropped_uploads_are_expected_no_more(rule, dropped, least, expected):
     """The rule for f minus the number dropped, never below 0, in NumPy."""
     rest = rule.without(dropped)
     assert rest.least == least
-    joined = rest.join(torch.from_numpy(FINITE), np.random.default_rng(0))
-    np.testing.assert_allclose(joined.numpy(), expected(FINITE), rtol=1e-12)
+    result = rest.join(torch.from_numpy(FINITE), np.random.default_rng(0))
+    np.testing.assert_allclose(result.numpy(), expected(FINITE), rtol=1e-12)
     assert rule.without(0) is rule
 
 

@@ -43,8 +43,8 @@ def aggregate_rows(aggregator, rows):
         ClientUpdate({"p": torch.tensor(r[:2], dtype=torch.float64), "q": torch.tensor(float(r[2])).double()}, w, {})
         for r, w in zip(rows, torch.ones(len(rows)), strict=True)
     ]
-    joined = aggregator.aggregate(updates, generator(0, "aggregate", 1))
-    return np.array([*joined["p"].tolist(), float(joined["q"])])
+    result = aggregator.aggregate(updates, generator(0, "aggregate", 1))
+    return np.array([*result["p"].tolist(), float(result["q"])])
 
 
 def by_name(aggregator):
@@ -58,16 +58,16 @@ def by_name(aggregator):
 def test_the_order_of_updates_does_not_matter_bit_for_bit(aggregator, rows, random):
     """With the same generator also for bucketing, as the permutation is of the ordered vectors."""
     before = aggregate_rows(aggregator, rows)
-    shuffled = random.sample(rows, len(rows))
-    np.testing.assert_array_equal(aggregate_rows(aggregator, shuffled), before)
+    permutation = random.sample(rows, len(rows))
+    np.testing.assert_array_equal(aggregate_rows(aggregator, permutation), before)
 
 
 @pytest.mark.parametrize("aggregator", [mean(), *ALL], ids=by_name)
 @settings(max_examples=30, deadline=None)
 @given(rows=CLIENTS, shift=st.tuples(*[st.integers(-1000, 1000)] * 3))
 def test_a_common_shift_shifts_it(aggregator, rows, shift):
-    moved = [tuple(np.add(r, shift).tolist()) for r in rows]
-    np.testing.assert_allclose(aggregate_rows(aggregator, moved), aggregate_rows(aggregator, rows) + shift, atol=1e-9)
+    others = [tuple(np.add(r, shift).tolist()) for r in rows]
+    np.testing.assert_allclose(aggregate_rows(aggregator, others), aggregate_rows(aggregator, rows) + shift, atol=1e-9)
 
 
 @pytest.mark.parametrize("aggregator", [mean(), *ALL], ids=by_name)

@@ -43,8 +43,8 @@ def test_fedadam_by_hand():
     Round 2: m = 1/2 + 1/2 = 1, corrected 1/(3/4) = 4/3; v = 3/4 + 1/4 = 1, corrected 1/(7/16) = 16/7, root 4/sqrt(7):
     1.1 + 1/10 * sqrt(7)/3.
     """
-    found = walk(mo.server.adam(lr=0.1, beta1=0.5, beta2=0.75), np.array([[2.0], [1.0]]), np.array([1.0]))
-    assert found[:, 0] == pytest.approx([1.1, 1.1 + 0.1 * math.sqrt(7) / 3], rel=1e-8)
+    points = walk(mo.server.adam(lr=0.1, beta1=0.5, beta2=0.75), np.array([[2.0], [1.0]]), np.array([1.0]))
+    assert points[:, 0] == pytest.approx([1.1, 1.1 + 0.1 * math.sqrt(7) / 3], rel=1e-8)
 
 
 def test_fedadam_has_the_constants_of_the_authors():
@@ -63,8 +63,8 @@ def test_fedavgm():
 
     By hand, 0.5 and changes 4, 2: v is 4 then 4, so 4 lr each.
     """
-    found = walk(mo.server.sgd(lr=0.5, momentum=0.5), np.array([[4.0], [2.0]]), np.array([1.0]))
-    assert found[:, 0].tolist() == [3.0, 5.0]
+    points = walk(mo.server.sgd(lr=0.5, momentum=0.5), np.array([[4.0], [2.0]]), np.array([1.0]))
+    assert points[:, 0].tolist() == [3.0, 5.0]
     v, x, path = 0.0, START.copy(), []
     for d in CHANGES:
         v = 0.9 * v + d
@@ -88,8 +88,8 @@ def test_fedadagrad_starts_no_lower_than_reddi_et_al_allow():
 
     A first change of tau: x = lr tau / (sqrt(2) tau + tau) = lr / (1 + sqrt 2); from v = 0 it would be lr / 2.
     """
-    found = walk(mo.server.adagrad(lr=0.1, eps=0.01), np.array([[0.01]]), np.array([0.0]))
-    assert found[0, 0] <= 0.1 / (1 + math.sqrt(2)) * (1 + 1e-12)
+    points = walk(mo.server.adagrad(lr=0.1, eps=0.01), np.array([[0.01]]), np.array([0.0]))
+    assert points[0, 0] <= 0.1 / (1 + math.sqrt(2)) * (1 + 1e-12)
 
 
 def test_fedyogi_is_that_of_reddi_et_al():
@@ -115,7 +115,7 @@ def test_fedyogi_falls_slowly_after_a_large_change():
     assert path[1, 0] - path[0, 0] == pytest.approx(1e-3 / (math.sqrt(v2) + 1e-3), rel=1e-9)
 
 
-BUILT = {
+OPTIMISERS = {
     "sgd": mo.server.sgd(lr=0.5),
     "momentum": mo.server.sgd(lr=0.5, momentum=0.9),
     "adam": mo.server.adam(lr=0.1),
@@ -138,20 +138,20 @@ def test_bit_for_bit_the_classes_of_torch(name, dtype):
     draw = torch.Generator().manual_seed(0)
     shared = {"a": torch.randn(3, 2, dtype=dtype, generator=draw), "b": torch.randn((), dtype=dtype, generator=draw)}
     params = [p.clone().requires_grad_() for p in shared.values()]
-    wanted, state = CLASSES[name](params), {}
+    optimiser, state = CLASSES[name](params), {}
     for _ in range(4):
         change = {k: torch.randn(p.shape, dtype=dtype, generator=draw) for k, p in shared.items()}
-        shared, state = BUILT[name].step(shared, change, state)
+        shared, state = OPTIMISERS[name].step(shared, change, state)
         for p, each in zip(params, change.values(), strict=True):
             p.grad = -each
-        wanted.step()
-        for p, mine, kept in zip(params, shared.values(), state.values(), strict=True):
-            assert torch.equal(mine, p)
-            assert kept.keys() == wanted.state[p].keys()
-            assert all(torch.equal(kept[key], value) for key, value in wanted.state[p].items())
+        optimiser.step()
+        for p, tensor, entry in zip(params, shared.values(), state.values(), strict=True):
+            assert torch.equal(tensor, p)
+            assert entry.keys() == optimiser.state[p].keys()
+            assert all(torch.equal(entry[key], value) for key, value in optimiser.state[p].items())
 
 
-@pytest.mark.parametrize("optimiser", BUILT.values(), ids=BUILT)
+@pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS)
 def test_running_statistics_are_averaged_plainly(optimiser):
     """They are no gradients: whatever the optimiser and its rate, they move by the mean change."""
     statistics = {"mean": torch.tensor([1.0, 2.0]), "count": torch.tensor(7)}
@@ -166,18 +166,18 @@ def test_running_statistics_are_averaged_plainly(optimiser):
     assert set(server.optimiser) <= {"p"}
 
 
-@pytest.mark.parametrize("optimiser", BUILT.values(), ids=BUILT)
+@pytest.mark.parametrize("optimiser", OPTIMISERS.values(), ids=OPTIMISERS)
 def test_state_in_state_out(optimiser):
     """Pure: the arguments are not edited, and the same step from the same state gives the same."""
     server = averaging.init_server(optimiser, {"p": torch.tensor(START)}, {})
     server = averaging.server_update(optimiser, server, {"p": torch.tensor(CHANGES[0])})
-    kept, change = copy.deepcopy(server), {"p": torch.tensor(CHANGES[1])}
+    twin, change = copy.deepcopy(server), {"p": torch.tensor(CHANGES[1])}
     one = averaging.server_update(optimiser, server, change)
-    assert torch.equal(server.shared["p"], kept.shared["p"])
-    for key, value in kept.optimiser.get("p", {}).items():
+    assert torch.equal(server.shared["p"], twin.shared["p"])
+    for key, value in twin.optimiser.get("p", {}).items():
         assert torch.equal(server.optimiser["p"][key], value)
     assert torch.equal(change["p"], torch.tensor(CHANGES[1]))
-    other = averaging.server_update(optimiser, kept, change)
+    other = averaging.server_update(optimiser, twin, change)
     assert torch.equal(one.shared["p"], other.shared["p"])
     assert not one.shared["p"].requires_grad
 
@@ -200,8 +200,8 @@ def test_fedadam_through_fit_for_two_rounds():
     data = federated([{"a": np.ones(1), "b": np.zeros(1), "y": np.full(1, 3.0)}])
     algorithm = mo.fedsim(shared=0.5, personal=0.5, server=mo.server.adam(lr=1.0))
     run = mo.fit(scalar_task(0.0), data, algorithm, split=split_of(["u"], ["v"]), rounds=2, engine="sequential")
-    wanted = 1 + (0.235 / 0.19) / math.sqrt(0.00324775 / 0.001999)
-    assert float(run.shared_parameters()["u"]) == pytest.approx(wanted, rel=1e-7)
+    expected = 1 + (0.235 / 0.19) / math.sqrt(0.00324775 / 0.001999)
+    assert float(run.shared_parameters()["u"]) == pytest.approx(expected, rel=1e-7)
 
 
 @pytest.mark.parametrize("name", sorted(SERVERS))

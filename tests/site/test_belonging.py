@@ -25,10 +25,10 @@ def test_a_form_for_issues_can_be_read(form: str) -> None:
 
 def test_actions_run_the_targets_of_the_gate() -> None:
     """In the same order, on Python 3.11; other versions run ``make test`` alone."""
-    here = re.findall(r"^make (\S+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^make (\S+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.MULTILINE)
     steps = read_yaml(".github/workflows/gate.yml")["jobs"]["gate"]["steps"]
-    there = [step["run"].removeprefix("make ") for step in steps if step.get("run", "").startswith("make ")]
-    assert there == here
+    commands = [step["run"].removeprefix("make ") for step in steps if step.get("run", "").startswith("make ")]
+    assert commands == targets
     assert {step.get("if") for step in steps if step.get("run", "").startswith("make test-")} == {
         "matrix.python == '3.11'"
     }
@@ -40,8 +40,11 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_every_package_has_its_licence_in_the_notice() -> None:
-    wanted = [*PROJECT["dependencies"], *(one for some in PROJECT["optional-dependencies"].values() for one in some)]
-    names = {re.match(r"[\w-]+", one)[0] for one in wanted} - {PROJECT["name"]}
+    requirements = [
+        *PROJECT["dependencies"],
+        *(one for some in PROJECT["optional-dependencies"].values() for one in some),
+    ]
+    names = {re.match(r"[\w-]+", one)[0] for one in requirements} - {PROJECT["name"]}
     rows = re.findall(r"^\| (.+?) \|", (ROOT / "NOTICE.md").read_text(encoding="utf-8"), re.MULTILINE)
-    told = {name for row in rows for name in row.split(", ")}
-    assert names - told == set()
+    packages = {name for row in rows for name in row.split(", ")}
+    assert names - packages == set()

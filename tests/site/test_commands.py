@@ -65,8 +65,8 @@ def test_what_is_not_run_is_counted() -> None:
 
 @pytest.mark.parametrize("words", ELSEWHERE)
 def test_what_runs_elsewhere_runs_there(words: str) -> None:
-    file, called = ELSEWHERE[words]
-    assert called in (ROOT / file).read_text(encoding="utf-8")
+    file, text = ELSEWHERE[words]
+    assert text in (ROOT / file).read_text(encoding="utf-8")
 
 
 def shortened(function):
@@ -101,8 +101,8 @@ def install_recipe(place: Path, code: str, entry: str, monkeypatch: pytest.Monke
 
 
 def run_file(text: str, whole: dict) -> None:
-    called = re.match(r"# (\S+\.toml)", text)
-    name = called[1] if called else "part.toml"
+    match = re.match(r"# (\S+\.toml)", text)
+    name = match[1] if match else "part.toml"
     if "weight = [1.0, 4.0]" in text:
         whole = {**whole, "data": TABLE}
     Path(name).write_text(tomli_w.dumps(complete(text, whole)), encoding="utf-8")

@@ -54,31 +54,31 @@ def folder(bin_folder, tmp_path_factory) -> Path:
 def test_what_a_release_uploads_is_whole(dist, tmp_path) -> None:
     files = sorted(dist.iterdir())
     assert [file.suffix for file in files] == [".whl", ".gz"]
-    said = call(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, files), cwd=tmp_path)
-    assert said.count("PASSED") == 2
+    output = call(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, files), cwd=tmp_path)
+    assert output.count("PASSED") == 2
     source = ROOT / "src"
-    written = [file.relative_to(source).as_posix() for file in source.rglob("*") if file.is_file()]
-    wanted = {name for name in written if "__pycache__" not in name}
+    paths = [file.relative_to(source).as_posix() for file in source.rglob("*") if file.is_file()]
+    expected = {name for name in paths if "__pycache__" not in name}
     packed = {name for name in zipfile.ZipFile(files[0]).namelist() if ".dist-info/" not in name}
-    assert packed == wanted
+    assert packed == expected
     assert {"moiety/py.typed", "moiety_recipes/py.typed", "moiety/reports/page/template.html"} <= packed
 
 
 def test_the_numbers_are_those_that_the_page_promises(folder, bin_folder) -> None:
-    found = json.loads((folder / "walk.json").read_text(encoding="utf-8"))
-    assert Path(found["where"]).is_relative_to(bin_folder.parent)
-    assert 0.3 < found["one model"] < 0.65
-    assert found["personal"] > 0.8
-    assert found["again"] == found["personal"]
-    assert sorted(found["clients"]) == SITES
+    results = json.loads((folder / "walk.json").read_text(encoding="utf-8"))
+    assert Path(results["where"]).is_relative_to(bin_folder.parent)
+    assert 0.3 < results["one model"] < 0.65
+    assert results["personal"] > 0.8
+    assert results["again"] == results["personal"]
+    assert sorted(results["clients"]) == SITES
     right = {
         name: ["well", "well", "ill", "ill"] if k % 2 == 0 else ["ill", "ill", "well", "well"]
         for k, name in enumerate(SITES)
     }
-    assert found["predictions"] == right
-    printed = (folder / "printed.txt").read_text(encoding="utf-8")
-    assert f"{found['one model']} {found['personal']}" in printed
-    assert all(name in printed for name in SITES)
+    assert results["predictions"] == right
+    text = (folder / "printed.txt").read_text(encoding="utf-8")
+    assert f"{results['one model']} {results['personal']}" in text
+    assert all(name in text for name in SITES)
 
 
 def test_files_and_commands_leave_reports(folder) -> None:
@@ -91,8 +91,8 @@ def test_files_and_commands_leave_reports(folder) -> None:
 
 
 def test_recipes_run_from_the_wheel(bin_folder, tmp_path) -> None:
-    said = call("moiety", "run", "quickstart", "--rounds", "2", "--out", "demo", cwd=tmp_path, folder=bin_folder)
-    assert "fedalt" in said.lower()
+    output = call("moiety", "run", "quickstart", "--rounds", "2", "--out", "demo", cwd=tmp_path, folder=bin_folder)
+    assert "fedalt" in output.lower()
     assert (tmp_path / "demo" / "report.html").is_file()
 
 

@@ -31,20 +31,20 @@ def folder(tmp_path_factory) -> Path:
 
 def test_a_program_is_well_typed(folder, bin_folder) -> None:
     program = Path(shutil.copy(PROGRAM, folder))
-    said = check_types(program, bin_folder)
-    assert said.startswith("Success"), said
+    output = check_types(program, bin_folder)
+    assert output.startswith("Success"), output
 
 
 def test_mistakes_are_found(folder, bin_folder) -> None:
     """The types that were found are those of the package, not ``Any``."""
     program = folder / "wrong.py"
     program.write_text(WRONG, encoding="utf-8")
-    said = check_types(program, bin_folder)
-    assert [line.rpartition("[")[2] for line in said.splitlines()[:-1]] == ["arg-type]", "arg-type]", "attr-defined]"]
+    output = check_types(program, bin_folder)
+    assert [line.rpartition("[")[2] for line in output.splitlines()[:-1]] == ["arg-type]", "arg-type]", "attr-defined]"]
 
 
 def test_the_program_runs(folder, bin_folder) -> None:
     shutil.copy(PROGRAM, folder)
-    said = call("python", PROGRAM.name, cwd=folder, folder=bin_folder)
-    assert "refused: " in said
-    assert "predicted" in said
+    output = call("python", PROGRAM.name, cwd=folder, folder=bin_folder)
+    assert "refused: " in output
+    assert "predicted" in output

@@ -90,8 +90,8 @@ def test_a_transformer_block_with_adapters_is_the_formula(tuples: bool) -> None:
     u = layer_norm(h + adapter(lin(h, "1.attention"), "1.attention.adapter"), "1.norm1")
     ffn = lin(np.maximum(lin(u, "1.feed_forward.0"), 0), "1.feed_forward.2")
     z = layer_norm(adapter(u, "1.feed_forward.2.adapter") + ffn, "1.norm2")
-    got = model(torch.from_numpy(x)).detach().numpy()
-    np.testing.assert_allclose(got, lin(z, "2"), rtol=1e-12)
+    output = model(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(output, lin(z, "2"), rtol=1e-12)
 
 
 def test_a_residual_adapter_is_the_formula() -> None:
@@ -104,12 +104,12 @@ def test_a_residual_adapter_is_the_formula() -> None:
     y = torch.nn.functional.conv2d(x, block.conv1.weight, stride=2, padding=1).detach().numpy()
     groups = model.get_submodule("stage2.0").norm1.num_groups
     assert block.conv1.adapter.norm.num_groups == groups == 2
-    grouped = y.reshape(2, groups, -1)
-    centred = grouped - grouped.mean(2, keepdims=True)
+    rows = y.reshape(2, groups, -1)
+    centred = rows - rows.mean(2, keepdims=True)
     normal = (centred / np.sqrt((centred**2).mean(2, keepdims=True) + 1e-5)).reshape(y.shape)
     scaled = normal * w["conv1.adapter.norm.weight"][:, None, None] + w["conv1.adapter.norm.bias"][:, None, None]
-    wanted = y + np.einsum("oi,nihw->nohw", w["conv1.adapter.conv.weight"][:, :, 0, 0], scaled)
-    np.testing.assert_allclose(block.conv1(x).detach().numpy(), wanted, rtol=1e-10)
+    expected = y + np.einsum("oi,nihw->nohw", w["conv1.adapter.conv.weight"][:, :, 0, 0], scaled)
+    np.testing.assert_allclose(block.conv1(x).detach().numpy(), expected, rtol=1e-10)
 
 
 LM, WRITING, LANDMARKS = "transformer_lm", "resnet18_gn", "resnet18_gn large"
@@ -138,8 +138,8 @@ def test_the_counts_of_tables_5_to_7(name: str, builder: Any, counts: tuple[int,
     ResNet: 4 (64^2 + 128^2 + 256^2 + 512^2) + 4*2*960 + 4*2*960 + 128 = 1,408,128 (convolutions, their norms, the
     norms of the blocks, that of the stem).
     """
-    found = builder(paper_model(name)).counts()
-    assert (found["total"], found["shared"], found["personal"], found["frozen"]) == (*counts, 0)
+    sizes = builder(paper_model(name)).counts()
+    assert (sizes["total"], sizes["shared"], sizes["personal"], sizes["frozen"]) == (*counts, 0)
 
 
 def test_the_summary_has_the_numbers_of_table_5() -> None:
@@ -190,31 +190,31 @@ def test_adapters_at_zero_change_nothing(case: str) -> None:
     """Figure 2a: an adapter collapses to the identity if v_i = 0; for that the last weights alone suffice."""
     model, x = CASES[case][0](), CASES[case][1]()
     before = copy.deepcopy(model.state_dict())
-    wanted = model(x)
-    grown = get_model(adapters(model, width=3))
-    assert 0 < (grown(x) - wanted).abs().max() < 0.05
+    output = model(x)
+    graft = get_model(adapters(model, width=3))
+    assert 0 < (graft(x) - output).abs().max() < 0.05
     for names in ((".up.", "adapter.conv"), (".adapter.",)):
-        zeroed = copy.deepcopy(grown)
+        zeroed = copy.deepcopy(graft)
         with torch.no_grad():
             for name, p in zeroed.named_parameters():
                 if any(part in name for part in names):
                     p.zero_()
-        assert torch.equal(zeroed(x), wanted)
+        assert torch.equal(zeroed(x), output)
     assert all(torch.equal(before[n], p) for n, p in model.state_dict().items())
     assert model.state_dict().keys() == before.keys()
-    assert all(torch.equal(p, dict(grown.named_parameters())[n]) for n, p in model.named_parameters())
+    assert all(torch.equal(p, dict(graft.named_parameters())[n]) for n, p in model.named_parameters())
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_copies_and_modes_agree(case: str) -> None:
     model, x = CASES[case][0](), CASES[case][1]()
     split = adapters(model, width=3)
-    grown = randomise(get_model(split)).train()
-    wanted = grown(x)
-    assert torch.equal(copy.deepcopy(grown)(x), wanted)
-    assert torch.equal(pickle.loads(pickle.dumps(split)).model(x), wanted)
+    graft = randomise(get_model(split)).train()
+    output = graft(x)
+    assert torch.equal(copy.deepcopy(graft)(x), output)
+    assert torch.equal(pickle.loads(pickle.dumps(split)).model(x), output)
     with torch.no_grad():
-        torch.testing.assert_close(grown.eval()(x), wanted)
+        torch.testing.assert_close(graft.eval()(x), output)
 
 
 def test_first_weights() -> None:
@@ -234,9 +234,9 @@ def test_first_weights() -> None:
     assert all(torch.equal(first[n], again[n]) for n in new)
     assert not any(torch.equal(first[n], other[n]) for n in new if n.endswith("weight"))
     images = mo.models.resnet18_gn(width=16, image=(1, 8, 8))
-    found = [m for m in get_model(adapters(images)).modules() if isinstance(m, Residual)]
-    assert torch.cat([m.conv.weight.detach().flatten() for m in found]).std() == pytest.approx(1e-4, rel=0.02)
-    assert all(bool((m.norm.weight == 1).all()) and not m.norm.bias.any() for m in found)
+    residuals = [m for m in get_model(adapters(images)).modules() if isinstance(m, Residual)]
+    assert torch.cat([m.conv.weight.detach().flatten() for m in residuals]).std() == pytest.approx(1e-4, rel=0.02)
+    assert all(bool((m.norm.weight == 1).all()) and not m.norm.bias.any() for m in residuals)
 
 
 def test_gradients_against_central_differences() -> None:
@@ -245,7 +245,7 @@ def test_gradients_against_central_differences() -> None:
     model = randomise(get_model(split))
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 2)))
     model(x).square().mean().backward()
-    checked = 0
+    count = 0
     for name, p in model.named_parameters():
         if name not in split.personal:
             continue
@@ -259,8 +259,8 @@ def test_gradients_against_central_differences() -> None:
             flat[i] = at
             assert p.grad is not None
             assert float(p.grad.reshape(-1)[i]) == pytest.approx((values[0] - values[1]) / 2e-6, abs=1e-7)
-            checked += 1
-    assert checked == split.counts()["personal"] == 2 * (3 * 2 + 2 + 2 * 3 + 3) + 2 * 6
+            count += 1
+    assert count == split.counts()["personal"] == 2 * (3 * 2 + 2 + 2 * 3 + 3) + 2 * 6
 
 
 @pytest.mark.parametrize("case", ["words", "images"])
@@ -271,14 +271,14 @@ def test_partial_evaluation_gives_the_whole_models_numbers(case: str) -> None:
     task = from_module(randomise(get_model(split)), loss="cross_entropy")
     y = torch.tensor([[0, 1, 2, 3]] * 3) if case == "words" else torch.tensor([0, 2])
     batch = {"x": x, "y": y}
-    trained = frozenset(n for n in split.personal if n.startswith(last))
-    part = task.partial(trained, task.init, batch)
+    names = frozenset(n for n in split.personal if n.startswith(last))
+    part = task.partial(names, task.init, batch)
     assert isinstance(part, Partial)
-    moved = {n: p + 0.1 if n in trained else p for n, p in task.init.items()}
-    whole, _ = task.loss(moved, batch)
-    kept = {**batch, **part.features(task.init, batch)}
-    del kept["x"]
-    torch.testing.assert_close(part.loss(moved, kept)[0], whole)
+    values = {n: p + 0.1 if n in names else p for n, p in task.init.items()}
+    whole, _ = task.loss(values, batch)
+    columns = {**batch, **part.features(task.init, batch)}
+    del columns["x"]
+    torch.testing.assert_close(part.loss(values, columns)[0], whole)
     assert not torch.allclose(task.loss(task.init, batch)[0], whole)
 
 
@@ -287,17 +287,17 @@ def test_clients_side_by_side(case: str) -> None:
     """Three personal parts under vmap equal three calls."""
     model, x = CASES[case][0](), CASES[case][1]()
     split = adapters(model, width=3)
-    grown = get_model(split)
-    shared, personal = split.parts({n: p.detach() for n, p in grown.named_parameters()})
+    graft = get_model(split)
+    shared, personal = split.parts({n: p.detach() for n, p in graft.named_parameters()})
     draw = torch.Generator().manual_seed(0)
     three = {n: torch.randn((3, *p.shape), generator=draw) * 0.3 for n, p in personal.items()}
 
     def predict(own: dict[str, Tensor]) -> Tensor:
-        return torch.func.functional_call(grown, split.compose(shared, own, {}), x)
+        return torch.func.functional_call(graft, split.compose(shared, own, {}), x)
 
-    found = torch.func.vmap(predict)(three)
-    alone = torch.stack([predict({n: p[i] for n, p in three.items()}) for i in range(3)])
-    torch.testing.assert_close(found, alone, rtol=1e-4, atol=1e-5)
+    outputs = torch.func.vmap(predict)(three)
+    expected = torch.stack([predict({n: p[i] for n, p in three.items()}) for i in range(3)])
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_batch_norm_makes_adapters_with_batch_norm() -> None:
@@ -317,17 +317,17 @@ def test_torchs_own_layer_is_adapted_in_series() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True).double()
     split = adapters(nn.Sequential(layer), width=2)
     assert {n.rpartition(".adapter")[0] for n in split.personal if ".adapter" in n} == {"0.self_attn", "0.linear2"}
-    grown = randomise(get_model(split))[0]
+    graft = randomise(get_model(split))[0]
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 4)))
 
     def adapter(h: Tensor, m: Bottleneck) -> Tensor:
         return h + (h @ m.down.weight.T + m.down.bias).relu() @ m.up.weight.T + m.up.bias
 
-    bare = copy.deepcopy(grown.self_attn)
+    bare = copy.deepcopy(graft.self_attn)
     bare._forward_hooks.clear()
-    u = grown.norm1(x + adapter(bare(x, x, x)[0], grown.self_attn.adapter))
-    f = (u @ grown.linear1.weight.T + grown.linear1.bias).relu() @ grown.linear2.weight.T + grown.linear2.bias
-    torch.testing.assert_close(grown(x), grown.norm2(u + adapter(f, grown.linear2.adapter)))
+    u = graft.norm1(x + adapter(bare(x, x, x)[0], graft.self_attn.adapter))
+    f = (u @ graft.linear1.weight.T + graft.linear1.bias).relu() @ graft.linear2.weight.T + graft.linear2.bias
+    torch.testing.assert_close(graft(x), graft.norm2(u + adapter(f, graft.linear2.adapter)))
 
 
 def test_targets_of_the_users_own() -> None:
@@ -335,15 +335,15 @@ def test_targets_of_the_users_own() -> None:
         nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Conv2d(4, 2, 5), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(8, 3)
     )
     split = adapters(net, targets=["0", "2", "5"], width=7, norms=False)
-    grown = get_model(split)
-    assert [type(grown[i].adapter) for i in (0, 2, 5)] == [Residual, Residual, Bottleneck]
-    assert [grown[i].adapter.norm.num_groups for i in (0, 2)] == [1, 2]
+    model = get_model(split)
+    assert [type(model[i].adapter) for i in (0, 2, 5)] == [Residual, Residual, Bottleneck]
+    assert [model[i].adapter.norm.num_groups for i in (0, 2)] == [1, 2]
     assert split.counts()["personal"] == (16 + 8) + (4 + 4) + (3 * 7 + 7 + 7 * 3 + 3)
     assert "3.weight" in split.shared
     assert "3.weight" in adapters(net, targets="5").personal
     assert adapters(SmallTransformer(), targets=["embed", "attention"], width=2, frozen="mask").counts()["total"] > 0
-    grown = get_model(adapters(nn.Sequential(nn.Conv1d(3, 2, 3), nn.Flatten(), nn.Linear(4, 1)), targets="0"))
-    assert grown(torch.ones(2, 3, 4)).shape == (2, 1)
+    model = get_model(adapters(nn.Sequential(nn.Conv1d(3, 2, 3), nn.Flatten(), nn.Linear(4, 1)), targets="0"))
+    assert model(torch.ones(2, 3, 4)).shape == (2, 1)
 
 
 def test_patterns_name_the_given_model_and_never_the_adapters() -> None:
@@ -401,14 +401,14 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_ends_in_one_line(case: str) -> None:
     arguments, text = BAD[case]
-    with pytest.raises(MoietyError, match="^" + re.escape(text)) as caught:
+    with pytest.raises(MoietyError, match="^" + re.escape(text)) as error:
         adapters(NET, **arguments)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_model_with_adapters_gets_no_more() -> None:
-    grown = get_model(adapters(NET, targets="3"))
+    model = get_model(adapters(NET, targets="3"))
     with pytest.raises(MoietyError, match=r"^`model` must be without a module or value called adapter in 3, got one\."):
-        adapters(grown, targets="3")
+        adapters(model, targets="3")
     with pytest.raises(MoietyError, match=r"^`model` must be a torch\.nn\.Module, got a dict"):
         adapters({})  # type: ignore[arg-type]

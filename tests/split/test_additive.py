@@ -57,13 +57,13 @@ def test_a_mixture_is_one_of_probabilities(logit: float) -> None:
     x = X.double()
     p, q = (softmax(m(x).detach().numpy()) for m in (model, local))
     theta = 1 / (1 + math.exp(-logit))
-    wanted = theta * p + (1 - theta) * q
+    chances = theta * p + (1 - theta) * q
     output = joint(x)
-    np.testing.assert_allclose(output.exp().detach().numpy(), wanted, rtol=1e-12)
+    np.testing.assert_allclose(output.exp().detach().numpy(), chances, rtol=1e-12)
     torch.testing.assert_close(output.log_softmax(-1), output)
     task = from_module(joint, loss="cross_entropy")
     losses = task.loss(task.init, {"x": x, "y": Y})[0].detach().numpy()
-    np.testing.assert_allclose(losses, -np.log(wanted[range(6), Y.numpy()]), rtol=1e-12)
+    np.testing.assert_allclose(losses, -np.log(chances[range(6), Y.numpy()]), rtol=1e-12)
 
 
 def test_a_mixture_starts_in_the_middle_and_does_not_underflow() -> None:
@@ -116,7 +116,7 @@ def test_fedalt_finds_the_joint_least_squares() -> None:
         design[part, 2 + 2 * i], design[part, 3 + 2 * i] = client["x"][:, 1], 1.0
         target[part] = client["y"]
         at = part.stop
-    wanted = np.linalg.lstsq(design, target, rcond=None)[0]
+    solution = np.linalg.lstsq(design, target, rcond=None)[0]
     shared, local = nn.Linear(2, 1, bias=False).double(), nn.Linear(1, 1).double()
     split = additive(shared, local, global_features=[0, 2], local_features=[1])
     algorithm = mo.fedalt(shared=mo.sgd(0.3, steps=1, batch_size=64), personal=mo.sgd(0.3, steps=8, batch_size=64))
@@ -125,9 +125,11 @@ def test_fedalt_finds_the_joint_least_squares() -> None:
         shared, fed, algorithm, split=split, rounds=40, settings=mo.Settings(evaluate_every=40), engine="sequential"
     )
     for i in range(3):
-        found = run.parameters(i)
-        got = [*found["shared.weight"][0], found["personal.weight"][0, 0], found["personal.bias"][0]]
-        np.testing.assert_allclose(np.array(got, dtype=float), [*wanted[:2], *wanted[2 + 2 * i : 4 + 2 * i]], atol=1e-6)
+        parameters = run.parameters(i)
+        values = [*parameters["shared.weight"][0], parameters["personal.weight"][0, 0], parameters["personal.bias"][0]]
+        np.testing.assert_allclose(
+            np.array(values, dtype=float), [*solution[:2], *solution[2 + 2 * i : 4 + 2 * i]], atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("mixture", ["sum", "convex"])
@@ -138,16 +140,16 @@ def test_partial_evaluation_and_vmap(mixture: str) -> None:
     batch = {"x": X, "y": Y}
     part = task.partial(frozenset(split.personal), task.init, batch)
     assert isinstance(part, Partial)
-    moved = {n: p + 0.3 if n in split.personal else p for n, p in task.init.items()}
-    whole = task.loss(moved, batch)[0]
+    values = {n: p + 0.3 if n in split.personal else p for n, p in task.init.items()}
+    whole = task.loss(values, batch)[0]
     features = part.features(task.init, batch)
     assert any(f.shape == (6, 3) for f in features.values())
-    torch.testing.assert_close(part.loss(moved, {"y": Y, **features})[0], whole)
+    torch.testing.assert_close(part.loss(values, {"y": Y, **features})[0], whole)
 
     def loss(own: dict[str, Tensor]) -> Tensor:
         return task.loss({**task.init, **own}, batch)[0]
 
-    both = {n: torch.stack([task.init[n], moved[n]]) for n in split.personal}
+    both = {n: torch.stack([task.init[n], values[n]]) for n in split.personal}
     torch.testing.assert_close(torch.func.vmap(loss)(both)[1], whole)
 
 
@@ -215,9 +217,9 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_ends_in_one_line(case: str) -> None:
     local, arguments, text = BAD[case]
-    with pytest.raises(MoietyError, match="^" + re.escape(text)) as caught:
+    with pytest.raises(MoietyError, match="^" + re.escape(text)) as error:
         additive(two_models()[0], two_models()[1] if local is None else local, **arguments)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("mixture", ["sum", "convex"])

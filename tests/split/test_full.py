@@ -21,14 +21,14 @@ SIZES = (6, 10, 20)
 
 def clients() -> dict[str, dict[str, np.ndarray]]:
     draw = np.random.default_rng(5)
-    found = {}
+    data = {}
     for i, size in enumerate(SIZES):
         x = draw.normal(size=(size, 3)) * (1.0, 0.7, 1.3)
-        found[f"c{i}"] = {
+        data[f"c{i}"] = {
             "x": x,
             "y": x @ np.array([(1.0, -2.0, 3.0)[i], 0.5, -1.0 * i]) + 0.1 * draw.normal(size=size),
         }
-    return found
+    return data
 
 
 def optimum(pull: float, weights: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -77,9 +77,9 @@ def test_it_converges_to_the_closed_form_of_equation_2(name: str, weighting: str
     alpha = np.array(SIZES) / sum(SIZES) if weighting == "examples" else np.full(3, 1 / 3)
     centre, own = optimum(0.5, alpha)
     for i in range(3):
-        found = run.parameters(i)
-        np.testing.assert_allclose(found["centre/weight"].numpy()[0], centre, atol=1e-6)
-        np.testing.assert_allclose(found["weight"].numpy()[0], own[i], atol=1e-6)
+        parameters = run.parameters(i)
+        np.testing.assert_allclose(parameters["centre/weight"].numpy()[0], centre, atol=1e-6)
+        np.testing.assert_allclose(parameters["weight"].numpy()[0], own[i], atol=1e-6)
     assert run.history[-1]["part"] == "train"
     # Scores are of v_i on the data alone, without the penalty.
     errors = [((c["x"] @ w - c["y"]) ** 2).mean() for c, w in zip(clients().values(), own, strict=True)]
@@ -97,8 +97,8 @@ def test_without_pull_it_is_local_training() -> None:
     fed = mo.data.from_clients(clients(), test=0.0)
     alt = mo.fedalt(shared=mo.sgd(0.1, batch_size=4, shuffle=False), personal=mo.sgd(0.1, batch_size=4, shuffle=False))
     one = mo.fit(model, fed, alt, split=full(model, pull=0.0), rounds=3, engine="sequential")
-    alone = mo.local_only(personal=mo.sgd(0.1, batch_size=4, shuffle=False))
-    other = mo.fit(model, fed, alone, rounds=3, engine="sequential")
+    local = mo.local_only(personal=mo.sgd(0.1, batch_size=4, shuffle=False))
+    other = mo.fit(model, fed, local, rounds=3, engine="sequential")
     for i in range(3):
         a, b = one.parameters(i), other.parameters(i)
         assert all(torch.equal(a[n], b[n]) for n in b)
@@ -169,13 +169,13 @@ def test_a_warm_start_moves_both_parts() -> None:
     model = mo.models.linear(3, 1, seed=4)
     fed = mo.data.from_clients(clients(), test=0.0)
     first = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=3, engine="sequential")
-    moved = first.shared_parameters()["head.weight"]
-    assert not torch.equal(moved, model.get_parameter("head.weight"))
+    weight = first.shared_parameters()["head.weight"]
+    assert not torch.equal(weight, model.get_parameter("head.weight"))
     alt = mo.fedalt(shared=0.1, personal=0.1)
     run = mo.fit(model, fed, alt, split=full(model, pull=1.0), start=first, rounds=1, cohort=1, engine="sequential")
-    begun = run._loop.problem.task.init
-    assert torch.equal(begun["head.weight"], moved)
-    assert torch.equal(begun["centre/head/weight"], moved)
+    start = run._loop.problem.task.init
+    assert torch.equal(start["head.weight"], weight)
+    assert torch.equal(start["centre/head/weight"], weight)
 
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -199,6 +199,6 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_ends_in_one_line(case: str) -> None:
     build, arguments, text = BAD[case]
-    with pytest.raises(MoietyError, match="^" + re.escape(text)) as caught:
+    with pytest.raises(MoietyError, match="^" + re.escape(text)) as error:
         full(nn.Linear(2, 1) if build is None else build(), **arguments)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)

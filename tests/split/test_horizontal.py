@@ -39,8 +39,8 @@ def test_it_is_figure_1c() -> None:
     shared = x.numpy()[:, PUBLIC] @ w["hidden1.weight"][:4][:, PUBLIC].T + w["hidden1.bias"][:4]
     personal = x.numpy()[:, PRIVATE] @ w["hidden1.weight"][4:][:, PRIVATE].T + w["hidden1.bias"][4:]
     h = np.maximum(np.concatenate([shared, personal], 1), 0)
-    wanted = h @ w["head.weight"].T + w["head.bias"]
-    np.testing.assert_allclose(get_model(split)(x).detach().numpy(), wanted, rtol=1e-12)
+    expected = h @ w["head.weight"].T + w["head.bias"]
+    np.testing.assert_allclose(get_model(split)(x).detach().numpy(), expected, rtol=1e-12)
     assert split.personal == ("hidden1.personal.weight", "hidden1.personal.bias")
     assert split.counts() == {
         "total": 4 * 3 + 4 + 2 * 2 + 2 + 21,
@@ -67,19 +67,19 @@ def test_shared_input_weights_never_multiply_a_private_feature() -> None:
     model = get_model(split)
     x, y = rows()
     layer = model.get_submodule("hidden1")
-    moved = x.clone()
-    moved[:, PRIVATE] += 100.0
-    assert torch.equal(layer(x)[:, :4], layer(moved)[:, :4])
-    assert not torch.equal(layer(x)[:, 4:], layer(moved)[:, 4:])
+    shifts = x.clone()
+    shifts[:, PRIVATE] += 100.0
+    assert torch.equal(layer(x)[:, :4], layer(shifts)[:, :4])
+    assert not torch.equal(layer(x)[:, 4:], layer(shifts)[:, 4:])
     units = layer(x).detach().requires_grad_()
     nn.functional.cross_entropy(model.get_submodule("head")(units.relu()), y).backward()
-    found = gradients(model, x, y)
+    slopes = gradients(model, x, y)
     assert units.grad is not None
-    torch.testing.assert_close(found["hidden1.shared.weight"], units.grad[:, :4].T @ x[:, PUBLIC])
-    torch.testing.assert_close(found["hidden1.personal.weight"], units.grad[:, 4:].T @ x[:, PRIVATE])
+    torch.testing.assert_close(slopes["hidden1.shared.weight"], units.grad[:, :4].T @ x[:, PUBLIC])
+    torch.testing.assert_close(slopes["hidden1.personal.weight"], units.grad[:, 4:].T @ x[:, PRIVATE])
     with torch.no_grad():
         model.get_parameter("hidden1.personal.weight").zero_()
-    one, other = gradients(model, x, y), gradients(model, moved, y)
+    one, other = gradients(model, x, y), gradients(model, shifts, y)
     assert all(torch.equal(one[n], other[n]) for n in split.shared)
     assert not torch.equal(one["hidden1.personal.weight"], other["hidden1.personal.weight"])
 
@@ -91,17 +91,17 @@ def test_uploads_hold_no_weight_of_a_private_feature() -> None:
     clients = {f"c{i}": {"x": x[i::3].float().numpy(), "y": y[i::3].numpy()} for i in range(3)}
     split = horizontal(model, private=PRIVATE, units=2)
     inner = mo.fedsim(shared=0.2, personal=0.2)
-    sent: list[dict[str, tuple[int, ...]]] = []
+    shapes: list[dict[str, tuple[int, ...]]] = []
 
     def aggregator(updates: Any) -> Any:
-        sent.extend({n: tuple(t.shape) for n, t in u.upload.items()} for u in updates)
+        shapes.extend({n: tuple(t.shape) for n, t in u.upload.items()} for u in updates)
         return inner.aggregator(updates)
 
     fed = mo.data.from_clients(clients, test=0.25)
     mo.fit(model, fed, replace(inner, aggregator=aggregator), split=split, rounds=2, engine="sequential")
-    assert len(sent) == 6
-    wanted = {"hidden1.shared.weight": (4, 3), "hidden1.shared.bias": (4,), "head.weight": (3, 6), "head.bias": (3,)}
-    assert all(each == wanted for each in sent)
+    assert len(shapes) == 6
+    expected = {"hidden1.shared.weight": (4, 3), "hidden1.shared.bias": (4,), "head.weight": (3, 6), "head.bias": (3,)}
+    assert all(each == expected for each in shapes)
 
 
 def test_how_many_units() -> None:

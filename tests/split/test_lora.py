@@ -39,8 +39,8 @@ def test_a_layer_is_as_if_its_weight_had_moved(alpha: float | None, scale: float
     x = np.random.default_rng(0).normal(size=(7, 5))
     h = x
     for name in ("hidden1", "hidden2", "head"):
-        moved = w[f"{name}.weight"] + scale * w[f"{name}.adapter.up.weight"] @ w[f"{name}.adapter.down.weight"]
-        h = h @ moved.T + w[f"{name}.bias"]
+        weight = w[f"{name}.weight"] + scale * w[f"{name}.adapter.up.weight"] @ w[f"{name}.adapter.down.weight"]
+        h = h @ weight.T + w[f"{name}.bias"]
         h = h if name == "head" else np.maximum(h, 0)
     np.testing.assert_allclose(model(torch.from_numpy(x)).detach().numpy(), h, rtol=1e-10)
 
@@ -61,8 +61,8 @@ def test_it_starts_as_the_model_it_was() -> None:
 def test_the_first_a_keeps_the_scale_of_its_input() -> None:
     """N(0, 1/400): 40,000 draws lie within 2 per cent."""
     model = nn.Sequential(nn.Linear(400, 100))
-    found = get_model(lora(model, rank=100)).get_parameter("0.adapter.down.weight")
-    assert float(found.detach().std()) == pytest.approx(1 / 20, rel=0.02)
+    weight = get_model(lora(model, rank=100)).get_parameter("0.adapter.down.weight")
+    assert float(weight.detach().std()) == pytest.approx(1 / 20, rel=0.02)
 
 
 def test_which_layers_and_how_many_numbers() -> None:
@@ -89,9 +89,9 @@ def test_layers_that_torch_does_not_call_are_left_out() -> None:
     split = lora(nn.Sequential(encoder), rank=1)
     assert {n.partition(".adapter")[0] for n in split.personal} == {"0.linear1", "0.linear2"}
     x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
-    grown = randomise(get_model(split))
+    model = randomise(get_model(split))
     with torch.no_grad():
-        torch.testing.assert_close(grown.train()(x), grown.eval()(x))
+        torch.testing.assert_close(model.train()(x), model.eval()(x))
     text = "`targets` must be globs that each match a linear layer or an nn.Conv2d that is called, got '0.self_attn'."
     with pytest.raises(MoietyError, match="^" + re.escape(text)):
         lora(nn.Sequential(encoder), rank=1, targets="0.self_attn")
@@ -101,12 +101,12 @@ def test_a_model_that_is_one_layer() -> None:
     split = lora(nn.Linear(3, 2), rank=1)
     assert split.personal == ("adapter.down.weight", "adapter.up.weight")
     model, x = randomise(get_model(split)), torch.eye(3)
-    moved = model.weight + model.adapter.up.weight @ model.adapter.down.weight
-    torch.testing.assert_close(model(x), moved.T + model.bias)
+    weight = model.weight + model.adapter.up.weight @ model.adapter.down.weight
+    torch.testing.assert_close(model(x), weight.T + model.bias)
     task = from_module(model, loss="mse")
     batch = {"x": x, "y": torch.zeros(3, 2)}
-    for trained in (split.personal, split.shared):  # torch.fx does not see a hook of the whole model
-        assert not isinstance(task.partial(frozenset(trained), task.init, batch), Partial)
+    for names in (split.personal, split.shared):  # torch.fx does not see a hook of the whole model
+        assert not isinstance(task.partial(frozenset(names), task.init, batch), Partial)
 
 
 def test_partial_evaluation_and_vmap() -> None:
@@ -115,15 +115,15 @@ def test_partial_evaluation_and_vmap() -> None:
     batch = {"x": torch.linspace(-1, 1, 20).reshape(4, 5), "y": torch.tensor([0, 1, 2, 0])}
     part = task.partial(frozenset(split.personal), task.init, batch)
     assert isinstance(part, Partial)
-    moved = {n: p * 1.5 if n in split.personal else p for n, p in task.init.items()}
-    whole = task.loss(moved, batch)[0]
+    values = {n: p * 1.5 if n in split.personal else p for n, p in task.init.items()}
+    whole = task.loss(values, batch)[0]
     features = part.features(task.init, batch)
-    torch.testing.assert_close(part.loss(moved, {"y": batch["y"], **features})[0], whole)
+    torch.testing.assert_close(part.loss(values, {"y": batch["y"], **features})[0], whole)
 
     def loss(own: dict[str, Tensor]) -> Tensor:
         return task.loss({**task.init, **own}, batch)[0]
 
-    two = {n: torch.stack([task.init[n], moved[n]]) for n in split.personal}
+    two = {n: torch.stack([task.init[n], values[n]]) for n in split.personal}
     together = torch.func.vmap(loss)(two)
     torch.testing.assert_close(together, torch.stack([task.loss(task.init, batch)[0], whole]))
 
@@ -164,12 +164,12 @@ def test_a_head_alone_is_refused() -> None:
     ):
         lora(convolution, rank=1)
     split = lora(convolution, rank=2, targets="0", alpha=3.0)
-    grown = randomise(get_model(split))
-    update = grown[0].adapter
-    weight = grown[0].weight + 1.5 * torch.einsum("orij,rchw->ochw", update.up.weight, update.down.weight)
+    model = randomise(get_model(split))
+    update = model[0].adapter
+    weight = model[0].weight + 1.5 * torch.einsum("orij,rchw->ochw", update.up.weight, update.down.weight)
     x = torch.linspace(-1, 1, 32).reshape(1, 2, 4, 4)
-    wanted = nn.functional.conv2d(x, weight, grown[0].bias, stride=2, padding=1)
-    torch.testing.assert_close(grown[0](x), wanted)
+    expected = nn.functional.conv2d(x, weight, model[0].bias, stride=2, padding=1)
+    torch.testing.assert_close(model[0](x), expected)
 
 
 def test_exports_are_scripted_and_merged() -> None:
@@ -187,17 +187,17 @@ def test_exports_are_scripted_and_merged() -> None:
     for name, split in splits.items():
         run = mo.fit(model, fed, mo.fedalt(shared=0.5, personal=0.5), split=split, rounds=2, engine="sequential")
         exported = run.export(1)
-        wanted = torch.func.functional_call(get_model(split).eval(), run.parameters(1), (x,))
-        torch.testing.assert_close(exported(x), wanted)
+        output = torch.func.functional_call(get_model(split).eval(), run.parameters(1), (x,))
+        torch.testing.assert_close(exported(x), output)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls its own scripts deprecated
             scripted, traced = torch.jit.script(exported), torch.jit.trace(exported, x)
-        torch.testing.assert_close(scripted(x), wanted)
-        torch.testing.assert_close(traced(x), wanted)
+        torch.testing.assert_close(scripted(x), output)
+        torch.testing.assert_close(traced(x), output)
         if name == "lora":
             merged = run.export(1, merge=True)
             assert merged.state_dict().keys() == model.state_dict().keys()
-            torch.testing.assert_close(merged(x), wanted)
+            torch.testing.assert_close(merged(x), output)
             again = mo.fit(
                 exported, fed, mo.fedalt(shared=0.5, personal=0.5), split=split, rounds=1, engine="sequential"
             )

@@ -43,8 +43,8 @@ def test_erk_of_lenet_by_hand():
     Rounded down that is one too few, which goes to the largest remainder, the last.
     """
     counts = layer_counts(LENET, 0.5, "erk")
-    wanted = {"conv1": 150, "conv2": 1254, "hidden1": 20378, "hidden2": 7995, "head": 840}
-    assert counts == {f"{layer}.weight": count for layer, count in wanted.items()}
+    expected = {"conv1": 150, "conv2": 1254, "hidden1": 20378, "hidden2": 7995, "head": 840}
+    assert counts == {f"{layer}.weight": count for layer, count in expected.items()}
     assert sum(counts.values()) + 236 == 30853
 
 
@@ -64,14 +64,14 @@ def test_the_total_is_what_was_asked(shapes, density, densities):
     """Nearest whole number of density times all, a half upwards; every layer within its size."""
     params = {str(i): torch.zeros(shape) for i, shape in enumerate(shapes)}
     total = sum(p.numel() for p in params.values())
-    wanted = int((Decimal(str(density)) * total).to_integral_value(ROUND_HALF_UP))
+    active = int((Decimal(str(density)) * total).to_integral_value(ROUND_HALF_UP))
     dense = sum(p.numel() for p in params.values() if p.dim() < 2)
-    if wanted - dense < len(find_maskable(params)):
+    if active - dense < len(find_maskable(params)):
         with pytest.raises(MoietyError, match="`density` must be >= "):
             layer_counts(params, density, densities)
         return
     counts = layer_counts(params, density, densities)
-    assert sum(counts.values()) + dense == wanted
+    assert sum(counts.values()) + dense == active
     assert all(1 <= count <= params[name].numel() for name, count in counts.items())
 
 
@@ -104,16 +104,16 @@ def test_density_one_is_full():
 def test_the_annealing_formula():
     """alpha_t = 0.5 alpha_0 (1 + cos(t pi / (T - 1))): T = 7 rounds, cosines 1, sqrt(3)/2, 1/2, 0, ... -1."""
     cosines = [1, math.sqrt(3) / 2, 0.5, 0, -0.5, -math.sqrt(3) / 2, -1]
-    found = [anneal_rate(0.5, t / 6) for t in range(7)]
-    assert found == pytest.approx([0.25 * (1 + c) for c in cosines], abs=1e-15)
+    rates = [anneal_rate(0.5, t / 6) for t in range(7)]
+    assert rates == pytest.approx([0.25 * (1 + c) for c in cosines], abs=1e-15)
 
 
 def by_numpy(score, count):
     """Highest first, NaN before all, of equal ones the earlier: np.lexsort sorts by its last key first."""
     flat = np.asarray(score).reshape(-1)
-    marked = np.zeros(flat.size, bool)
-    marked[np.lexsort((np.arange(flat.size), -flat, ~np.isnan(flat)))[:count]] = True
-    return marked.reshape(np.shape(score))
+    mask = np.zeros(flat.size, bool)
+    mask[np.lexsort((np.arange(flat.size), -flat, ~np.isnan(flat)))[:count]] = True
+    return mask.reshape(np.shape(score))
 
 
 SCORES = st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0, 2.0, -math.inf, math.inf, math.nan])
@@ -124,9 +124,9 @@ TIED = st.lists(SCORES, min_size=24, max_size=24)
 @given(TIED, st.integers(0, 13))
 def test_the_highest_of_tied_scores_alone_and_in_a_block(values, count):
     score = torch.tensor(values, dtype=torch.float32).view(2, 3, 4)
-    wanted = np.stack([by_numpy(s, count) for s in score.numpy()])
-    assert np.array_equal(torch.stack([mask_highest(s, count) for s in score]).numpy(), wanted)
-    assert np.array_equal(torch.func.vmap(lambda s: mask_highest(s, count))(score).numpy(), wanted)
+    expected = np.stack([by_numpy(s, count) for s in score.numpy()])
+    assert np.array_equal(torch.stack([mask_highest(s, count) for s in score]).numpy(), expected)
+    assert np.array_equal(torch.func.vmap(lambda s: mask_highest(s, count))(score).numpy(), expected)
     counts = torch.tensor([count, count // 2])  # also where the number differs from client to client
     other = np.stack([by_numpy(s, int(k)) for s, k in zip(score.numpy(), counts, strict=True)])
     assert np.array_equal(torch.func.vmap(mask_highest)(score, counts).numpy(), other)
@@ -138,15 +138,15 @@ def numpy_next(mask, weight, score, rate, regrow_pruned):
     old = mask.copy()
     on = [i for i in range(mask.size) if mask[i]]
     count = math.floor(rate * len(on) + 1e-9)  # 0.29 of 100 is 29, also in binary
-    gone = sorted(on, key=lambda i: (abs(weight[i]), i))[:count]
-    mask[gone] = False
+    removals = sorted(on, key=lambda i: (abs(weight[i]), i))[:count]
+    mask[removals] = False
     dormant = sorted((i for i in range(mask.size) if not old[i]), key=lambda i: (-score[i], i))
-    again = sorted(gone, key=lambda i: (-score[i], i))
-    grown = (dormant + again)[:count]  # those just pruned come back only where nothing else is left
+    again = sorted(removals, key=lambda i: (-score[i], i))
+    additions = (dormant + again)[:count]  # those just pruned come back only where nothing else is left
     if regrow_pruned:  # Evci et al. 2020: all compete that are not active after pruning
-        grown = sorted(dormant + again, key=lambda i: (-score[i], i))[:count]
-    mask[grown] = True
-    return mask, set(gone), set(grown)
+        additions = sorted(dormant + again, key=lambda i: (-score[i], i))[:count]
+    mask[additions] = True
+    return mask, set(removals), set(additions)
 
 
 WEIGHTS = st.sampled_from([-2.0, -1.0, -1e-38, -0.0, 0.0, 1e-38, 1.0, 2.0, math.inf, -math.inf])
@@ -164,17 +164,17 @@ GRADIENTS = st.sampled_from([-0.0, 0.0, 1e-38, 1.0, 2.0, math.inf])
 )
 def test_prune_and_regrow_against_numpy(mask, weight, score, rate, kind, regrow_pruned):
     m, w, s = np.array(mask), np.array(weight, float), np.array(score, float)
-    wanted, gone, grown = numpy_next(m, w, s, rate, regrow_pruned)
+    expected, removals, additions = numpy_next(m, w, s, rate, regrow_pruned)
     tensors = [torch.tensor(m).view(3, 4), *(torch.tensor(x).to(kind).view(3, 4) for x in (w, s))]
     active = int(m.sum())
     options = {"active": active, "rate": rate, "regrow_pruned": regrow_pruned}
-    found = update_mask(*tensors, **options)
-    assert np.array_equal(found.numpy().reshape(-1), wanted)
-    assert int(found.sum()) == active  # the volume of the layer is constant
-    if len(gone) <= m.size - active and not regrow_pruned:  # not forced
-        assert not gone & grown
+    actual = update_mask(*tensors, **options)
+    assert np.array_equal(actual.numpy().reshape(-1), expected)
+    assert int(actual.sum()) == active  # the volume of the layer is constant
+    if len(removals) <= m.size - active and not regrow_pruned:  # not forced
+        assert not removals & additions
     block = torch.func.vmap(lambda a, b, c: update_mask(a, b, c, **options))
-    assert torch.equal(block(*(torch.stack([t, t]) for t in tensors))[1], found)
+    assert torch.equal(block(*(torch.stack([t, t]) for t in tensors))[1], actual)
 
 
 def test_a_full_layer_stays_full():
@@ -190,8 +190,8 @@ def test_drawn_masks_have_their_numbers_and_depend_on_the_key():
     gap = float(hamming_distance(one, other))
     # Independent masks of density d differ in 2 d (1 - d) of the places, here summed over layers.
     sizes = {n: LENET[n].numel() for n in counts}
-    wanted = sum(2 * c * (1 - c / sizes[n]) for n, c in counts.items()) / sum(sizes.values())
-    assert gap == pytest.approx(wanted, rel=0.03)
+    expected = sum(2 * c * (1 - c / sizes[n]) for n, c in counts.items()) / sum(sizes.values())
+    assert gap == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -199,13 +199,13 @@ def test_a_mask_lets_nothing_through_that_is_not_active(kind):
     """Not even what no product with 0 removes; and the sign of what stays is kept."""
     values = torch.tensor([[1.5, -0.0, math.inf, -math.inf, math.nan, -2.0]], dtype=kind).repeat(3, 1)
     masks = torch.tensor([[True] * 6, [False] * 6, [True, False] * 3])
-    wanted = np.where(masks.numpy(), values.double().numpy(), 0.0)
+    expected = np.where(masks.numpy(), values.double().numpy(), 0.0)
 
-    def check(found):
-        assert found["w"].dtype is kind
-        found = found["w"].double().numpy()
-        assert np.array_equal(found, wanted, equal_nan=True)
-        assert np.array_equal(np.signbit(found), np.signbit(wanted))
+    def check(params):
+        assert params["w"].dtype is kind
+        actual = params["w"].double().numpy()
+        assert np.array_equal(actual, expected, equal_nan=True)
+        assert np.array_equal(np.signbit(actual), np.signbit(expected))
 
     for bits in (masks, spread_masks({"w": values}, {"w": masks})["w"]):
         with torch.no_grad():
@@ -218,9 +218,9 @@ def test_a_mask_lets_nothing_through_that_is_not_active(kind):
 
 def test_masked_leaves_vectors_alone():
     params = {"w": torch.tensor([[1.0, math.nan]]), "b": torch.ones(2)}
-    found = apply_masks(params, {"w": torch.tensor([[True, False]])})
-    assert found["w"].tolist() == [[1.0, 0.0]]
-    assert found["b"] is params["b"]
+    result = apply_masks(params, {"w": torch.tensor([[True, False]])})
+    assert result["w"].tolist() == [[1.0, 0.0]]
+    assert result["b"] is params["b"]
 
 
 def test_the_least_density_that_is_named_works():

@@ -87,8 +87,8 @@ def test_compose_works_under_vmap() -> None:
         params = split.compose({"weight": torch.tensor([[2.0]])}, personal, {})
         return torch.func.functional_call(model, params, torch.tensor([[3.0]]))
 
-    got = torch.func.vmap(predict)({"bias": torch.tensor([[1.0], [10.0]])})
-    assert got.flatten().tolist() == [7.0, 16.0]
+    outputs = torch.func.vmap(predict)({"bias": torch.tensor([[1.0], [10.0]])})
+    assert outputs.flatten().tolist() == [7.0, 16.0]
 
 
 def test_a_split_can_be_sent_to_a_worker() -> None:

@@ -36,9 +36,9 @@ def test_the_speech_model_of_table_8() -> None:
     """1536 * 384 + 384 = 590,208: 0.6M on the device and 12.8M shared."""
     with torch.device("meta"):
         model = mo.models.speech_transformer()
-    found = last_feed_forward(model).summary()
-    assert "590,208 (0.6M)" in found
-    assert "(12.8M)" in found
+    summary = last_feed_forward(model).summary()
+    assert "590,208 (0.6M)" in summary
+    assert "(12.8M)" in summary
 
 
 def test_torchs_own_encoder() -> None:

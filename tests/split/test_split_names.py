@@ -167,10 +167,10 @@ def test_a_pattern_without_a_match_shows_the_nearest_names() -> None:
         by_name(SmallResNet(), frozen="zzz")
 
 
-@pytest.mark.parametrize("given", [3, None, [1], {"head"}, (name for name in ["head"])])
-def test_patterns_are_texts(given: object) -> None:
+@pytest.mark.parametrize("pattern", [3, None, [1], {"head"}, (name for name in ["head"])])
+def test_patterns_are_texts(pattern: object) -> None:
     with pytest.raises(MoietyError, match=r"^`personal` must be a name pattern or a list of them, got "):
-        by_name(SmallResNet(), personal=given)  # type: ignore[arg-type]
+        by_name(SmallResNet(), personal=pattern)  # type: ignore[arg-type]
 
 
 def test_a_name_stands_in_one_group() -> None:
@@ -316,11 +316,11 @@ def test_groups_are_disjoint_and_cover_the_model(model: nn.Module, data: st.Data
     free = sorted([n for n, p in parameters.items() if p.requires_grad] + list(buffers))
     group_of = {name: data.draw(st.sampled_from(["personal", "frozen", "shared", None])) for name in free}
     group_of |= {n: g or "frozen" for n, g in group_of.items() if n in ("b0", "b1")}
-    named = {g: [n for n, group in group_of.items() if group == g] for g in ("personal", "frozen", "shared")}
-    split = by_name(model, **named, running_stats=data.draw(st.sampled_from(["personal", "shared"])))
+    names_of = {g: [n for n, group in group_of.items() if group == g] for g in ("personal", "frozen", "shared")}
+    split = by_name(model, **names_of, running_stats=data.draw(st.sampled_from(["personal", "shared"])))
     groups = [split.shared, split.personal, split.frozen]
     assert sorted(n for group in groups for n in group) == sorted([*parameters, *buffers])
-    for group, names in named.items():
+    for group, names in names_of.items():
         assert set(names) <= set(getattr(split, group))
     counts = split.counts()
     assert counts["total"] == sum(p.numel() for p in parameters.values())

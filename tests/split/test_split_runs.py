@@ -158,8 +158,8 @@ def test_the_given_model_and_the_splits_own_are_the_same_to_fit(name: str) -> No
     assert equal_runs(unbroken_run(name), fit(case, split.model, split=split))
     # A model taken out of a run goes on from its own values.
     again = fit(case, unbroken_run(name).export(1), split=split, rounds=1)
-    begun = again._loop.problem.task.init
-    assert all(torch.equal(begun[n], p) for n, p in unbroken_run(name).parameters(1).items())
+    start = again._loop.problem.task.init
+    assert all(torch.equal(start[n], p) for n, p in unbroken_run(name).parameters(1).items())
 
 
 @pytest.mark.parametrize("name", ["lora", "additive", "full"])
@@ -176,13 +176,13 @@ def test_a_split_of_other_values_is_refused() -> None:
     split = case.split(case.model())
     text = r"^`split` must be made from the given model as it is now, got a split of another module or of other values "
     text += r"than this TransformerLM has\. Make the split again, from this model\.$"
-    moved = case.model()
+    model = case.model()
     with torch.no_grad():
-        moved.head.bias += 1
-    for wrong in (moved, mo.models.transformer_lm(vocabulary=9, length=4, width=4, blocks=2, heads=2)):
+        model.head.bias += 1
+    for wrong in (model, mo.models.transformer_lm(vocabulary=9, length=4, width=4, blocks=2, heads=2)):
         with pytest.raises(mo.MoietyError, match=text):
             fit(case, wrong, split=split)
-    one, other = fit(case, moved, split=case.split(moved)), fit(case, copy.deepcopy(moved), split=case.split(moved))
+    one, other = fit(case, model, split=case.split(model)), fit(case, copy.deepcopy(model), split=case.split(model))
     assert equal_runs(one, other)
 
 
@@ -203,10 +203,10 @@ def test_adapters_begin_from_a_trained_model() -> None:
     warm = first.export()
     split = case.split(warm)
     run = fit(case, warm, split=split, rounds=1)
-    begun = run._loop.problem.task.init
-    assert all(torch.equal(begun[n], p) for n, p in first.shared_parameters().items())
+    start = run._loop.problem.task.init
+    assert all(torch.equal(start[n], p) for n, p in first.shared_parameters().items())
     fresh = case.split(words())
     assert split.model is not None
     assert fresh.model is not None
     for name in (n for n in split.personal if ".adapter." in n):
-        assert torch.equal(begun[name], fresh.model.get_parameter(name))
+        assert torch.equal(start[name], fresh.model.get_parameter(name))

@@ -32,12 +32,12 @@ def sampled_delta(sigma: float, q: float, epsilon: float) -> float:
     """
     e = math.exp(epsilon)
     x = sigma**2 * math.log((e - 1 + q) / q) + 0.5
-    removed = (1 - q) * norm.sf(x / sigma) + q * norm.sf((x - 1) / sigma) - e * norm.sf(x / sigma)
-    added = 0.0
+    removal = (1 - q) * norm.sf(x / sigma) + q * norm.sf((x - 1) / sigma) - e * norm.sf(x / sigma)
+    addition = 0.0
     if 1 / e > 1 - q:
         y = sigma**2 * math.log((1 / e - 1 + q) / q) + 0.5
-        added = norm.cdf(y / sigma) - e * ((1 - q) * norm.cdf(y / sigma) + q * norm.cdf((y - 1) / sigma))
-    return float(max(removed, added))
+        addition = norm.cdf(y / sigma) - e * ((1 - q) * norm.cdf(y / sigma) + q * norm.cdf((y - 1) / sigma))
+    return float(max(removal, addition))
 
 
 def solve(delta_of, delta: float) -> float:
@@ -66,8 +66,8 @@ def test_rounds_of_all_clients_are_one_round_with_less_noise():
 @pytest.mark.parametrize(("sigma", "q"), [(1.0, 0.1), (0.6, 0.5), (3.0, 0.02)])
 def test_one_sampled_round_is_the_closed_form_and_never_below_it(sigma, q):
     exact = solve(lambda e: sampled_delta(sigma, q, e), 1e-5)
-    got = spend_epsilon(sigma, 1, q, 1e-5)
-    assert exact - 1e-9 <= got <= 1.005 * exact + 1e-4
+    epsilon = spend_epsilon(sigma, 1, q, 1e-5)
+    assert exact - 1e-9 <= epsilon <= 1.005 * exact + 1e-4
 
 
 @pytest.mark.parametrize(("sigma", "q", "sums"), [(1.0, 0.1, 100), (4.0, 0.02, 300), (0.8, 0.3, 10)])
@@ -76,9 +76,9 @@ def test_sampled_rounds_are_what_the_library_says(sigma, q, sums):
     event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(sigma)), sums)
     fine = dp.pld.PLDAccountant().compose(event).get_epsilon(1e-5)
     loose = dp.rdp.RdpAccountant(orders=range(2, 64)).compose(event).get_epsilon(1e-5)
-    got = spend_epsilon(sigma, sums, q, 1e-5)
-    assert got == pytest.approx(fine, rel=2e-3)
-    assert got < loose
+    epsilon = spend_epsilon(sigma, sums, q, 1e-5)
+    assert epsilon == pytest.approx(fine, rel=2e-3)
+    assert epsilon < loose
 
 
 def test_the_quantile_is_accounted_as_a_second_mechanism():

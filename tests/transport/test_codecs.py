@@ -22,9 +22,9 @@ class Dice:
         self.numbers = np.asarray(numbers, dtype=float)
 
     def random(self, size):
-        taken, self.numbers = self.numbers[:size], self.numbers[size:]
-        assert len(taken) == size
-        return taken
+        numbers, self.numbers = self.numbers[:size], self.numbers[size:]
+        assert len(numbers) == size
+        return numbers
 
 
 VECTORS = [
@@ -59,10 +59,10 @@ def test_qsgd_over_all_outcomes(x, s):
         dice = Dice(np.where(ups, np.maximum(p - 1e-7, 0), np.minimum(p + 1e-7, 1 - 1e-16)))
         if chance == 0:
             continue
-        got = through(codec, {"x": torch.from_numpy(x)}, dice)["x"].numpy()
-        wanted = norm * np.sign(x) * (np.floor(a + 1e-12) + ups) / s
-        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=0)
-        mean, variance = mean + chance * got, variance + chance * ((got - x) / norm) @ ((got - x) / norm)
+        output = through(codec, {"x": torch.from_numpy(x)}, dice)["x"].numpy()
+        expected = norm * np.sign(x) * (np.floor(a + 1e-12) + ups) / s
+        np.testing.assert_allclose(output, expected, rtol=1e-12, atol=0)
+        mean, variance = mean + chance * output, variance + chance * ((output - x) / norm) @ ((output - x) / norm)
     np.testing.assert_allclose(mean, x, rtol=1e-12, atol=1e-12 * norm)
     assert variance == pytest.approx((p * (1 - p)).sum() / s**2, abs=1e-9)
     assert variance <= min(d / s**2, math.sqrt(d) / s) + 1e-12
@@ -81,14 +81,14 @@ def test_qsgd_is_unbiased_and_within_its_bound_on_larger_tensors(s, dtype):
     """
     d, n, q = 60, 400, 1e-7
     x = torch.from_numpy(np.random.default_rng(s).normal(size=d)).to(dtype)
-    true, norm = x.double().numpy(), float(x.double().norm())
+    exact, norm = x.double().numpy(), float(x.double().norm())
     rng, codec = np.random.default_rng(7), mo.codec.qsgd(levels=s)
     # Rounding to the type sent, once in the norm and once in the result, is no part of the codec's chance.
     eps = 2 * torch.finfo(dtype).eps * norm
-    got = np.stack([through(codec, {"x": x.reshape(6, 10)}, rng)["x"].double().numpy().ravel() for _ in range(n)])
-    off = np.abs(got.mean(0) - true)
+    outputs = np.stack([through(codec, {"x": x.reshape(6, 10)}, rng)["x"].double().numpy().ravel() for _ in range(n)])
+    off = np.abs(outputs.mean(0) - exact)
     assert off.max() < norm / s * math.sqrt(2 * math.log(2 * d / q) / n) + eps
-    squares = ((got - true) ** 2).sum(1).mean()
+    squares = ((outputs - exact) ** 2).sum(1).mean()
     room = (norm / s) ** 2 * math.sqrt(d * math.log(1 / q) / (2 * n)) + eps * norm
     assert squares <= min(d / s**2, math.sqrt(d) / s) * norm**2 + room
     assert squares > 0
@@ -103,17 +103,17 @@ def test_rand_k_over_all_outcomes(k):
     """
     x = np.array([0.3, -0.7, 2.0, 0.0])
     many = k if isinstance(k, int) else 2
-    codec, rng, seen = mo.codec.rand_k(k=k), np.random.default_rng(0), {}
+    codec, rng, outputs = mo.codec.rand_k(k=k), np.random.default_rng(0), {}
     for _ in range(200):
         packed = codec.encode({"x": torch.from_numpy(x)}, rng)
-        chosen = tuple(draw_places(int(packed["rand_k:seed"]), 4, many))
-        seen[chosen] = codec.decode(packed, {"x": torch.from_numpy(x)})["x"]
-    assert set(seen) == set(itertools.combinations(range(4), many))
-    for chosen, got in seen.items():
-        wanted = np.zeros(4)
-        wanted[list(chosen)] = x[list(chosen)] * 4 / many
-        np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-15)
-    outcomes = torch.stack(list(seen.values())).numpy()
+        places = tuple(draw_places(int(packed["rand_k:seed"]), 4, many))
+        outputs[places] = codec.decode(packed, {"x": torch.from_numpy(x)})["x"]
+    assert set(outputs) == set(itertools.combinations(range(4), many))
+    for places, output in outputs.items():
+        expected = np.zeros(4)
+        expected[list(places)] = x[list(places)] * 4 / many
+        np.testing.assert_allclose(output.numpy(), expected, rtol=1e-15)
+    outcomes = torch.stack(list(outputs.values())).numpy()
     np.testing.assert_allclose(outcomes.mean(0), x, atol=1e-15)
     assert ((outcomes - x) ** 2).sum(1).mean() == pytest.approx((4 / many - 1) * (x @ x))
 
@@ -143,8 +143,8 @@ def test_rand_k_draws_all_subsets_alike():
     """6 subsets of 2 out of 4, n = 3000 draws: a count is off n / 6 by sqrt(n log(2 / q) / 2) with probability q."""
     n, q = 3000, 1e-7
     rng = np.random.default_rng(3)
-    drawn = [tuple(draw_places(int(rng.integers(1 << 63)), 4, 2)) for _ in range(n)]
-    counts = [drawn.count(subset) for subset in itertools.combinations(range(4), 2)]
+    draws = [tuple(draw_places(int(rng.integers(1 << 63)), 4, 2)) for _ in range(n)]
+    counts = [draws.count(subset) for subset in itertools.combinations(range(4), 2)]
     assert sum(counts) == n
     assert max(abs(c - n / 6) for c in counts) < math.sqrt(n * math.log(2 * 6 / q) / 2)
 
@@ -157,10 +157,10 @@ def test_rand_k_counts_numbers_over_all_tensors():
     for name, p in upload.items():
         assert torch.equal(whole[name], p)
     one = through(mo.codec.rand_k(k=1), upload, np.random.default_rng(0))
-    found = torch.cat([one["b"].flatten(), one["a"]])
-    at = int(found.argmax())
-    assert found.count_nonzero() == 1
-    assert float(found[at]) == pytest.approx(7 * (at + 1))
+    values = torch.cat([one["b"].flatten(), one["a"]])
+    at = int(values.argmax())
+    assert values.count_nonzero() == 1
+    assert float(values[at]) == pytest.approx(7 * (at + 1))
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_a_level_takes_as_few_bits_as_hold_it(s, bits):
         "qsgd:codes": (math.ceil(1001 * bits / 8), torch.uint8),
         "qsgd:norms": (2, torch.float32),
     }
-    got = mo.codec.qsgd(levels=s).decode(packed, upload)
+    output = mo.codec.qsgd(levels=s).decode(packed, upload)
     step = float(upload["p"].norm()) / s
-    assert float((got["p"] - upload["p"]).abs().max()) <= step * (1 + 1e-5)
-    assert float(got["q"]) == float(upload["q"])  # one number is its own norm
+    assert float((output["p"] - upload["p"]).abs().max()) <= step * (1 + 1e-5)
+    assert float(output["q"]) == float(upload["q"])  # one number is its own norm
 
 
 @pytest.mark.parametrize("bits", [1, 2, 5, 8, 11, 32])
@@ -208,13 +208,13 @@ ODD = {
 @pytest.mark.parametrize("codec", [mo.codec.qsgd(levels=3), mo.codec.rand_k(k=0.4)], ids=["qsgd", "rand_k"])
 def test_whole_numbers_pass_and_nothing_is_changed(codec):
     before = {name: p.clone() for name, p in ODD.items()}
-    got = through(codec, ODD, np.random.default_rng(1))
-    assert list(got) == list(ODD)
+    output = through(codec, ODD, np.random.default_rng(1))
+    assert list(output) == list(ODD)
     for name, p in ODD.items():
         assert torch.equal(p, before[name])
-        assert (got[name].dtype, got[name].shape) == (p.dtype, p.shape)
+        assert (output[name].dtype, output[name].shape) == (p.dtype, p.shape)
     for name in ("count", "flags", "none", "z"):
-        assert torch.equal(got[name], ODD[name])
+        assert torch.equal(output[name], ODD[name])
     assert codec.encode({}, np.random.default_rng(1)) == {}
     assert codec.decode({}, {}) == {}
     only = {"count": torch.tensor(7)}
@@ -226,25 +226,25 @@ def test_float64_stays_float64():
     upload = {"x": torch.tensor([1 / 3], dtype=torch.float64), "y": torch.tensor([0.5])}
     for codec in (mo.codec.qsgd(levels=1), mo.codec.rand_k(k=2)):
         packed = codec.encode(upload, np.random.default_rng(0))
-        got = codec.decode(packed, upload)
-        assert got["x"].item() == 1 / 3
-        assert (got["x"].dtype, got["y"].dtype) == (torch.float64, torch.float32)
+        output = codec.decode(packed, upload)
+        assert output["x"].item() == 1 / 3
+        assert (output["x"].dtype, output["y"].dtype) == (torch.float64, torch.float32)
     assert mo.codec.qsgd(levels=1).encode(upload, np.random.default_rng(0))["qsgd:norms"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_does_not_arrive_as_if_it_were(odd):
     upload = {"x": torch.tensor([1.0, odd, 0.0])}
-    got = through(mo.codec.qsgd(levels=3), upload, np.random.default_rng(0))["x"]
-    assert not got.isfinite().any()
-    got = through(mo.codec.rand_k(k=3), upload, np.random.default_rng(0))["x"]
-    assert got.isfinite().tolist() == [True, False, True]
+    output = through(mo.codec.qsgd(levels=3), upload, np.random.default_rng(0))["x"]
+    assert not output.isfinite().any()
+    output = through(mo.codec.rand_k(k=3), upload, np.random.default_rng(0))["x"]
+    assert output.isfinite().tolist() == [True, False, True]
 
 
 def test_a_norm_beyond_float32_arrives_as_not_finite():
     """||x|| = 2 x 3e38 > 3.4e38."""
-    got = through(mo.codec.qsgd(levels=3), {"x": torch.full((4,), 3e38)}, np.random.default_rng(0))["x"]
-    assert not got.isfinite().any()
+    output = through(mo.codec.qsgd(levels=3), {"x": torch.full((4,), 3e38)}, np.random.default_rng(0))["x"]
+    assert not output.isfinite().any()
 
 
 @pytest.mark.parametrize(
@@ -274,13 +274,13 @@ def test_bad_input_is_one_line(make, line):
 
 def test_numbers_of_numpy_will_do():
     upload = {"x": torch.tensor([3.0, -4.0, 0.5])}
-    for made, plain in (
+    for first, plain in (
         (mo.codec.qsgd(levels=np.int64(5)), mo.codec.qsgd(levels=5)),
         (mo.codec.rand_k(k=np.int64(2)), mo.codec.rand_k(k=2)),
     ):
-        one, other = (codec.encode(upload, np.random.default_rng(3)) for codec in (made, plain))
+        one, other = (codec.encode(upload, np.random.default_rng(3)) for codec in (first, plain))
         assert all(torch.equal(one[name], other[name]) for name in other)
-        assert made.spec == plain.spec
+        assert first.spec == plain.spec
 
 
 def test_the_table_names_both():

@@ -4,7 +4,7 @@ import torch
 from moiety.errors import MoietyError
 from moiety.transport import PrivacyError, check
 
-DECLARED = {"w": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.float64)}
+LAYOUT = {"w": torch.zeros(2, 3), "b": torch.zeros(2, dtype=torch.float64)}
 
 
 def good():
@@ -12,12 +12,12 @@ def good():
 
 
 def test_names_shapes_and_types_are_all_that_is_looked_at():
-    check(good(), DECLARED, where="client 3, round 2")
+    check(good(), LAYOUT, where="client 3, round 2")
     check({}, {}, where="nothing")
 
 
 @pytest.mark.parametrize(
-    ("change", "got"),
+    ("change", "text"),
     [
         ({"v": torch.zeros(1)}, "v too"),
         ({"w": torch.zeros(3, 2)}, "w of shape (3, 2)"),
@@ -26,13 +26,13 @@ def test_names_shapes_and_types_are_all_that_is_looked_at():
         ({"w": None}, "none named w"),
     ],
 )
-def test_anything_else_is_stopped(change, got):
+def test_anything_else_is_stopped(change, text):
     payload = {k: v for k, v in (good() | change).items() if v is not None}
-    with pytest.raises(PrivacyError) as caught:
-        check(payload, DECLARED, where="client 3, round 2")
-    assert got in str(caught.value)
-    assert "client 3, round 2" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(PrivacyError) as error:
+        check(payload, LAYOUT, where="client 3, round 2")
+    assert text in str(error.value)
+    assert "client 3, round 2" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_it_is_one_of_the_houses_errors():

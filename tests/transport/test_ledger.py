@@ -47,7 +47,7 @@ WHOLE = FORWARD + HEAD_WEIGHT + HIDDEN_OUTPUT + HIDDEN_WEIGHT
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "personal", "wanted"),
+    ("algorithm", "personal", "flops"),
     [
         (mo.fedavg(shared=0.1), [], 15 * WHOLE),
         (mo.fedavg(shared=mo.sgd(0.1, epochs=3)), [], 3 * 15 * WHOLE),
@@ -72,19 +72,19 @@ WHOLE = FORWARD + HEAD_WEIGHT + HIDDEN_OUTPUT + HIDDEN_WEIGHT
     ],
     ids=["fedavg", "epochs", "steps", "local_only", "fedsim", "fedalt-head", "fedalt-first", "fedalt-nothing"],
 )
-def test_operations(algorithm, personal, wanted):
+def test_operations(algorithm, personal, flops):
     """15 rows in all. With 2 steps of at most 4 rows: 4 + 1, 1 + 1 and 4 + 4."""
     run, _ = fit(algorithm, personal)
-    assert run.ledger["flops"] == wanted
+    assert run.ledger["flops"] == flops
 
 
 def test_operations_do_not_depend_on_the_engine():
-    found = [
+    flops = [
         fit(mo.fedalt(shared=0.1, personal=0.1), ["head"], rounds=2, engine=e)[0].ledger["flops"]
         for e in ("sequential", "vectorised")
     ]
-    wanted = 2 * 15 * (2 * FORWARD + HEAD_WEIGHT + HIDDEN_OUTPUT + HIDDEN_WEIGHT)
-    assert found == [wanted, wanted]
+    expected = 2 * 15 * (2 * FORWARD + HEAD_WEIGHT + HIDDEN_OUTPUT + HIDDEN_WEIGHT)
+    assert flops == [expected, expected]
 
 
 def test_the_history_shows_the_sums_so_far():

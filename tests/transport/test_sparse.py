@@ -23,13 +23,13 @@ def test_there_and_back(count):
     values, mask = example(100, count)
     whole = {"w": values, "b": torch.randn(3)}
     packed = unpack(pack(sparse_pack(whole, {"w": mask})))
-    found, masks = sparse_unpack(packed, whole)
-    assert torch.equal(found["w"], values)
-    assert torch.equal(found["b"], whole["b"])
+    tensors, masks = sparse_unpack(packed, whole)
+    assert torch.equal(tensors["w"], values)
+    assert torch.equal(tensors["b"], whole["b"])
     assert torch.equal(masks["w"], mask)
-    known = unpack(pack(sparse_pack(whole, {"w": mask}, known=True)))
-    assert set(known) == {"w", "b"}
-    assert torch.equal(sparse_unpack(known, whole, {"w": mask})[0]["w"], values)
+    payload = unpack(pack(sparse_pack(whole, {"w": mask}, known=True)))
+    assert set(payload) == {"w", "b"}
+    assert torch.equal(sparse_unpack(payload, whole, {"w": mask})[0]["w"], values)
 
 
 def test_bits_or_places_whichever_is_shorter():
@@ -64,11 +64,11 @@ def test_the_codec_loses_nothing_and_sends_what_is_shorter():
 def test_a_payload_that_does_not_fit_is_refused():
     values, mask = example(100, 50)
     packed = sparse_pack({"w": values}, {"w": mask})
-    for broken in (
+    for payload in (
         {},
         packed | {"w": packed["w"][1:]},
         packed | {"bits:w": packed["bits:w"][1:]},
         {"w": torch.ones(1), "places:w": torch.tensor([100], dtype=torch.int32)},
     ):
         with pytest.raises(MoietyError, match="`payload` must be"):
-            sparse_unpack(broken, {"w": values})
+            sparse_unpack(payload, {"w": values})

@@ -124,8 +124,8 @@ def apfl(
     ) -> tuple[Params, Tensor, Params]:
         """The gradient of f_i at a point, clipped, the loss, and the whole model with the buffers of that pass."""
         model = work.compose(shared, statistics)
-        g, loss, changed = gradient_at(work, model, work.shared, [batch])
-        return clip_gradients(g, how.clip), loss, {**model, **changed}
+        g, loss, buffers = gradient_at(work, model, work.shared, [batch])
+        return clip_gradients(g, how.clip), loss, {**model, **buffers}
 
     def descend(work: Work, how: Sgd, point: Params, g: Params) -> Params:
         decay, rate = how.weight_decay, how.lr * work.scale

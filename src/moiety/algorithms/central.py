@@ -42,10 +42,10 @@ def central(*, shared: float | Online, weighting: str = "uniform") -> Algorithm:
     def client_update(work: Work, w: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
         model = work.compose(w, state.personal)
         batches = list(work.batches("online"))
-        gradient, loss, changed = gradient_at(work, model, work.shared, batches)
+        gradient, loss, buffers = gradient_at(work, model, work.shared, batches)
         above = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w.items()}
         upload = server.describe(work, model, above, batches)
-        statistics = {n: changed.get(n, p) for n, p in state.personal.items()}
+        statistics = {n: buffers.get(n, p) for n, p in state.personal.items()}
         return ClientUpdate(upload, weight(work), {"loss": loss}), Personal(statistics)
 
     return assemble_descent(server, client_update=client_update, default_split="nothing")

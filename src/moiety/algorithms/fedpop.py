@@ -167,7 +167,7 @@ def fedpop(
         schedule: of both step sizes across rounds; constant by default.
         stateful: False lets chains begin anew each time, with burn-in.
     """
-    given = dict(locals())
+    inputs = dict(locals())
     none = ("epochs", "steps", "shuffle", "pull", "clip")
     shared_sgd = sgd_work("shared", 1.0 if shared is None else shared, batch_size=ALL, without=none)
     kernel = mala() if personal is None else personal
@@ -280,14 +280,14 @@ def fedpop(
         gain = (1 + server.steps / 10) ** -0.7
         # Lines 13-14
         by_gradient = add_prefix(server.prior, PRIOR) if learn_prior and not natural else {}
-        held = {**server.shared, **by_gradient}
-        moved, state = optimiser.step(held, {name: change[name] for name in held}, server.optimiser)
+        params = {**server.shared, **by_gradient}
+        iterates, state = optimiser.step(params, {name: change[name] for name in params}, server.optimiser)
         if shared is None:
             slow = (1 + server.steps / 50) ** -0.7
-            moved = {name: torch.lerp(p, moved[name], slow.to(p.dtype)) for name, p in held.items()}
-        phi = {name: moved[name] for name in server.shared}
+            iterates = {name: torch.lerp(p, iterates[name], slow.to(p.dtype)) for name, p in params.items()}
+        phi = {name: iterates[name] for name in server.shared}
         phi = phi if radius is None else project_to_ball(phi, radius)
-        beta = take_prefix(moved, PRIOR) if by_gradient else server.prior
+        beta = take_prefix(iterates, PRIOR) if by_gradient else server.prior
         if learn_prior and natural:
             step = {name: gain.to(p.dtype) * change[PRIOR + name] for name, p in beta.items()}
             beta = population.advance(beta, step)  # type: ignore[misc]
@@ -306,10 +306,10 @@ def fedpop(
         beta = population.init(to_vector(personal))
         zero = population.centre(beta).new_zeros(())
         log_noise = {NOISE: zero.clone()} if likelihood.learns else {}
-        held = {**shared, **add_prefix(beta, PRIOR)}
-        average = {**held, **statistics, **log_noise} if averaged else {}
+        params = {**shared, **add_prefix(beta, PRIOR)}
+        average = {**params, **statistics, **log_noise} if averaged else {}
         count = torch.zeros((), dtype=torch.float64)
-        return Server(dict(shared), beta, dict(statistics), optimiser.init(held), average, zero, log_noise, count)
+        return Server(dict(shared), beta, dict(statistics), optimiser.init(params), average, zero, log_noise, count)
 
     def broadcast(server: Server) -> Params:  # line 15
         down = {**server.shared, **server.statistics, **add_prefix(server.prior, PRIOR), **server.noise}
@@ -345,7 +345,7 @@ def fedpop(
 
     def for_loss(loss: Any) -> Algorithm | None:
         return (
-            fedpop(**{**given, "noise": LEARNED}) if loss == "mse" and noise is None and loss_weight is None else None
+            fedpop(**{**inputs, "noise": LEARNED}) if loss == "mse" and noise is None and loss_weight is None else None
         )
 
     steps = samples * thinning
@@ -365,14 +365,20 @@ def fedpop(
         stateful=stateful,
         wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP, SQUARES, ERRORS))),
         posterior=Posterior(
-            draws, newcomer, clients, go_on, lambda got: likelihood.deviation(serve(got)), _report_chain, for_loss
+            draws,
+            newcomer,
+            clients,
+            go_on,
+            lambda received: likelihood.deviation(serve(received)),
+            _report_chain,
+            for_loss,
         ),
     )
 
 
 def _check(work: Work, state: Client) -> None:
-    hint, got = "Use group or layer normalisation.", "BatchNorm, or running statistics"
-    must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", got, hint)
+    hint, fault = "Use group or layer normalisation.", "BatchNorm, or running statistics"
+    must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", fault, hint)
     odd = [name for name in state.samples if name not in work.personal]
     must(not odd, "split", "one whose personal part is trained parameters alone for fedpop", ", ".join(odd))
 

@@ -91,15 +91,15 @@ def glocal_sgd(
 
     def init_client(shared: Params, personal: Params) -> Client:
         floats = take_floats(personal)
-        kept = client.declare(floats) if longest_round_trip else {}
-        past = {n: p.new_zeros((longest_round_trip, *p.shape)) for n, p in kept.items()}
+        layout = client.declare(floats) if longest_round_trip else {}
+        past = {n: p.new_zeros((longest_round_trip, *p.shape)) for n, p in layout.items()}
         return Client(personal, past, client.init(floats))
 
     def client_update(work: Work, w_g: Params, state: Client) -> tuple[ClientUpdate, Client]:
         batches = list(work.batches("online"))
         # Both gradients at (w^g_{t-a}, w_{i,t}), the pair that incurs the loss
         model, names = work.compose(w_g, state.personal), (*work.shared, *work.personal)
-        gradient, loss, changed = gradient_at(work, model, names, batches)
+        gradient, loss, buffers = gradient_at(work, model, names, batches)
         above = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w_g.items()}
         upload = server.describe(work, model, above, batches)
         # w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r}); (4)
@@ -107,7 +107,7 @@ def glocal_sgd(
         due, past = (own, {}) if not longest_round_trip else delay_gradient(own, state.past, work.round_trip)
         point = {n: state.personal[n] for n in work.personal}
         w_i, squares = client.step(point, due, state.squares, work.scale)
-        statistics = {n: changed.get(n, p) for n, p in state.personal.items()}
+        statistics = {n: buffers.get(n, p) for n, p in state.personal.items()}
         after = Client({**statistics, **w_i}, {**state.past, **past}, {**state.squares, **squares})
         lambda_i = weight(work) if weight_column is None else read_weight(batches[0], weight_column)
         return ClientUpdate(upload, lambda_i, {"loss": loss}), after

@@ -46,10 +46,10 @@ def independent(*, personal: float | Online) -> Algorithm:
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
         def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:
             model, squares = now
-            gradient, loss, changed = gradient_at(work, model, work.personal, [batch])
-            described = descent.describe(work, model, gradient, [batch])
-            w_i, new = descent.step({n: model[n] for n in gradient}, described, squares, work.scale)
-            return ({**model, **changed, **w_i}, {**squares, **new}), loss
+            gradient, loss, buffers = gradient_at(work, model, work.personal, [batch])
+            description = descent.describe(work, model, gradient, [batch])
+            w_i, new = descent.step({n: model[n] for n in gradient}, description, squares, work.scale)
+            return ({**model, **buffers, **w_i}, {**squares, **new}), loss
 
         start = work.compose({}, state.personal), state.squares
         (model, squares), loss = fold(work, work.batches("online"), step, start)

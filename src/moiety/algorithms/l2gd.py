@@ -89,8 +89,8 @@ def l2gd(
         x_i, statistics = own_model(mean, state)
         means, locals_ = toss_coins(probability, coins, work.turn)
         # xi = 1: x_i <- (1 - alpha lambda / (n p)) x_i + alpha lambda / (n p) x_mean, ``means`` times
-        left = (1 - lr * work.scale * pull / probability) ** means
-        x = {n: mean[n] + left * (x_i[n] - mean[n]) for n in work.shared}
+        factor = (1 - lr * work.scale * pull / probability) ** means
+        x = {n: mean[n] + factor * (x_i[n] - mean[n]) for n in work.shared}
         # xi = 0: x_i <- x_i - alpha / (n (1 - p)) grad f_i(x_i), ``locals_`` times on the one batch that holds all data
         model = work.compose({**x_i, **x}, statistics)
         model, loss = train(work, model, list(work.batches("local")) * locals_, {work.shared: step})

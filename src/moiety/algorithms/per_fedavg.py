@@ -95,18 +95,18 @@ def per_fedavg(
         g = gradient_at(work, model, work.shared, batches[:1])[0]
         ahead = {**model, **{n: model[n] - alpha * g[n] for n in work.shared}}
         # The gradient of F_i: (I - alpha grad^2 f_i(w; D'')) grad f_i(w~; D')
-        g, loss, changed = gradient_at(work, ahead, work.shared, batches[1:2])
+        g, loss, buffers = gradient_at(work, ahead, work.shared, batches[1:2])
         for batch in batches[2:]:
             product = hessian_product(work, model, g, batch)
             g = {n: g[n] - alpha * product[n] for n in work.shared}
-        return g, loss, changed
+        return g, loss, buffers
 
     def client_update(work: Work, w: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
         def step(model: Params, batches: tuple[Batch, ...]) -> tuple[Params, Tensor]:
-            g, loss, changed = look_ahead(work, model, batches)
+            g, loss, buffers = look_ahead(work, model, batches)
             g = clip_gradients(g, shared_sgd.clip)
             new = {n: model[n] - beta * work.scale * (g[n] + decay * model[n]) for n in work.shared}
-            return {**model, **changed, **new}, loss
+            return {**model, **buffers, **new}, loss
 
         streams = zip(*map(work.batches, turns), strict=True)
         model, loss = fold(work, streams, step, work.compose(w, state.personal))

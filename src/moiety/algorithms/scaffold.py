@@ -109,8 +109,8 @@ def scaffold(
         model = work.compose(x, state.personal)  # line 7
         batches = list(work.batches("local")) * repeats if one_batch else work.batches("local")
         # Lines 8-11: y_i <- y_i - eta_l (g_i(y_i) - c_i + c), K times
-        steered, sums = shift_gradients(work, {n: c[n] - state.control[n] for n in work.shared})
-        y, loss = train(steered, model, batches, {work.shared: shared_sgd})
+        new_work, sums = shift_gradients(work, {n: c[n] - state.control[n] for n in work.shared})
+        y, loss = train(new_work, model, batches, {work.shared: shared_sgd})
         # Line 12
         if option == "I":
             plain, sums = shift_gradients(work, {})
@@ -157,9 +157,9 @@ def shift_gradients(work: Work, shift: Params) -> tuple[Work, Params]:
     sums: Params = {}
 
     def gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
-        gradients, loss, changed = work.gradient(objective, at)
+        gradients, loss, buffers = work.gradient(objective, at)
         sums.update({n: sums[n] + g if n in sums else g for n, g in gradients.items()})
-        return {n: g + shift[n] if n in shift else g for n, g in gradients.items()}, loss, changed
+        return {n: g + shift[n] if n in shift else g for n, g in gradients.items()}, loss, buffers
 
     return replace(work, gradient=gradient), sums
 

@@ -209,8 +209,8 @@ def advise(
     estimates = estimate(problem, sample, points=points, batch_size=batch_size, tolerance=tolerance)
     constants = estimates.constants(range(points), np.arange(len(sample)), cohort)
     for name in ("L_u", "L_v"):
-        got = getattr(constants, name)
-        must(got > 0, name, "above 0 at some point", got, "Use more points: at these the loss is flat.")
+        value = getattr(constants, name)
+        must(value > 0, name, "above 0 at some point", value, "Use more points: at these the loss is flat.")
     gap = float(estimates.loss[0].mean()) - least
     must(gap >= 0, "least", f"<= {gap + least:.6g}, the loss at the start", least)
     factor = _compare_leading(constants)
@@ -241,11 +241,11 @@ def _prepare(model: nn.Module | Task, data: FederatedData, split: Split, options
     kind("split", split, Split, "a Split", "For instance moiety.split.output_layer(model).")
     options = complete_options(options, model, data, algorithm)
     must(len(data) >= 2, "data", "those of at least two clients", len(data))
-    got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
-    must(bool(split.trained_shared and split.trained_personal), "split", "one with shared and personal parts", got)
+    counts = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
+    must(bool(split.trained_shared and split.trained_personal), "split", "one with shared and personal parts", counts)
     problem = make_problem(model, data, algorithm, split, options)
-    got, hint = "one with BatchNorm or the like", "GroupNorm or LayerNorm in its place would do."
-    must(not problem.task.mixes_examples, "model", "one whose rows do not affect each other", got, hint)
+    norms, hint = "one with BatchNorm or the like", "GroupNorm or LayerNorm in its place would do."
+    must(not problem.task.mixes_examples, "model", "one whose rows do not affect each other", norms, hint)
     return problem
 
 

@@ -46,7 +46,7 @@ TWICE = 2
 class Candidate:
     """A way to train: its name in tables, the words that begin a sentence about it, and what makes its algorithm.
 
-    ``passes`` counts gradient evaluations for each training row of a client's turn. ``alone`` marks local training,
+    ``passes`` counts gradient evaluations for each training row of a client's turn. ``local`` marks local training,
     which continues from clients that trained alone.
     """
 
@@ -55,7 +55,7 @@ class Candidate:
     build: Build
     split: Split | None = None
     passes: int = 1
-    alone: bool = False
+    local: bool = False
 
     @property
     def place(self) -> str:
@@ -85,8 +85,8 @@ def list_splits(model: nn.Module) -> dict[str, Split]:
                 split = make()
         except MoietyError:  # it does not fit: no norms, tied weights, nothing to adapt
             continue
-        known = any(split.trained_personal == other.trained_personal for other in splits.values())
-        if split.trained_personal and split.trained_shared and not known:
+        same = any(split.trained_personal == other.trained_personal for other in splits.values())
+        if split.trained_personal and split.trained_shared and not same:
             splits[name] = split
     return splits
 
@@ -132,13 +132,13 @@ def group_layers(model: nn.Module, most: int = BLOCKS) -> list[list[str]]:
 
 
 def _merge(groups: Sequence[list[str]], owner: Callable[[list[str]], str]) -> list[list[str]]:
-    merged: list[list[str]] = []
+    unions: list[list[str]] = []
     for group in groups:
-        if merged and owner(merged[-1]) == owner(group):
-            merged[-1] = merged[-1] + group
+        if unions and owner(unions[-1]) == owner(group):
+            unions[-1] = unions[-1] + group
         else:
-            merged.append(group)
-    return merged
+            unions.append(group)
+    return unions
 
 
 def list_candidates(
@@ -171,16 +171,16 @@ def list_candidates(
         Candidate(ONE, "One model for all", lambda rate, shared: fedavg(shared=at(rate))),
         Candidate("finetuning", "Finetuning", lambda rate, shared: finetune(personal=at(rate)), whole),
     ]
-    for name, given in (own or {}).items():
-        candidates.append(_read_own(name, given, at))
+    for name, entry in (own or {}).items():
+        candidates.append(_read_own(name, entry, at))
     names = list(splits)
     for name in names[:TWICE]:
         both = [_alternate(name, splits[name], at), _train_at_once(name, splits[name], at)]
         candidates += both[::-1] if simultaneous_first else both
-    pulled: Build = lambda rate, shared: ditto(personal=at(rate, pull=PULL), form="finetune")  # noqa: E731
+    build_ditto: Build = lambda rate, shared: ditto(personal=at(rate, pull=PULL), form="finetune")  # noqa: E731
     candidates += [
-        Candidate(ALONE, "Each client alone", lambda rate, shared: local_only(personal=at(rate)), whole, alone=True),
-        Candidate("Ditto", "A model for each client, kept near the shared one (Ditto),", pulled),
+        Candidate(ALONE, "Each client alone", lambda rate, shared: local_only(personal=at(rate)), whole, local=True),
+        Candidate("Ditto", "A model for each client, kept near the shared one (Ditto),", build_ditto),
     ]
     few = median(data.sizes("train").tolist()) <= FEW_ROWS
     if few and loss in ("cross_entropy", "mse") and "output layer" in splits:
@@ -217,16 +217,16 @@ def _sample(split: Split) -> Candidate:
     return Candidate("output layer, FedPop", _title("output layer", "FedPop"), build, split, passes=2 * DRAWS)
 
 
-def _read_own(name: str, given: Own, at: Callable[..., Optimiser]) -> Candidate:
-    if isinstance(given, Split):
-        return replace(_alternate(name, given, at), name=name, title=f"{name[:1].upper()}{name[1:]} (FedAlt)")
-    must(callable(given), "also", "splits, or functions of a learning rate", f"{given!r:.60}")
+def _read_own(name: str, entry: Own, at: Callable[..., Optimiser]) -> Candidate:
+    if isinstance(entry, Split):
+        return replace(_alternate(name, entry, at), name=name, title=f"{name[:1].upper()}{name[1:]} (FedAlt)")
+    must(callable(entry), "also", "splits, or functions of a learning rate", f"{entry!r:.60}")
 
     def build(rate: float, shared: float) -> Algorithm:
-        answer = given(rate)
+        answer = entry(rate)
         return answer[0] if isinstance(answer, tuple) else answer
 
-    first = given(0.1)
+    first = entry(0.1)
     split = first[1] if isinstance(first, tuple) else None
     algorithm = build(0.1, 0.1)
     hint = "As in lambda rate: mo.apfl(shared=rate, personal=rate)."

@@ -79,8 +79,8 @@ def contrast(new: Sequence[Rows], old: Sequence[Rows], *, higher_is_better: bool
 
 def _weights(rows: Rows, clients: Sequence[str]) -> np.ndarray:
     """How much each client counts, adding up to 1."""
-    known = {str(row["client"]): float(row.get("weight", row["n_test"])) for row in rows}
-    weights = np.array([known[client] for client in clients])
+    counts = {str(row["client"]): float(row.get("weight", row["n_test"])) for row in rows}
+    weights = np.array([counts[client] for client in clients])
     return np.asarray(weights / weights.sum())
 
 

@@ -66,8 +66,8 @@ def memory_rows(
     def task_of(module: nn.Module, split: Split | None) -> Task:
         return tasks.from_module(module, loss=loss, inputs=inputs, penalty=split.penalty if split else None)
 
-    def row(name: str, task: Task, shared: Params, personal: Params, trained: Sequence[str]) -> dict[str, Any]:
-        backprop = tasks.backprop_bytes(task, batch, trained)
+    def row(name: str, task: Task, shared: Params, personal: Params, parameters: Sequence[str]) -> dict[str, Any]:
+        backprop = tasks.backprop_bytes(task, batch, parameters)
         counts = {k: sum(p.numel() for p in v.values()) for k, v in (("shared", shared), ("personal", personal))}
         return {"row": name, **counts, "backprop": backprop, "bytes": device_memory(shared, personal, backprop)}
 
@@ -77,8 +77,8 @@ def memory_rows(
     for name, split in splits.items():
         task = task_of(split.model or model, split)
         must(task.init.keys() == split.sizes.keys(), f"splits[{name!r}]", "made for this model", "another's")
-        trained = (*split.trained_shared, *split.trained_personal)
-        table.append(row(name, task, *split.parts(task.init), trained))
+        parameters = (*split.trained_shared, *split.trained_personal)
+        table.append(row(name, task, *split.parts(task.init), parameters))
     table.append(row(EVERYTHING, whole, whole.init, whole.init, names))
     full = table[-1]["bytes"]
     return [{**r, "megabytes": r["bytes"] / 1e6, "saving": 1 - r["bytes"] / full} for r in table]
@@ -112,10 +112,10 @@ def sparse_memory(
     backprop = tasks.backprop_bytes(whole, batch, [name for name in whole.init if name not in whole.buffers])
     active = layer_counts(whole.init, density, densities)
     shares = {name: count / whole.init[name].numel() for name, count in active.items()}
-    masked = {name: whole.init[name] for name in active}
+    weights = {name: whole.init[name] for name in active}
     dense = device_memory(whole.init, {}, backprop)
-    held = dense + value_bytes(masked) + 2 * sum(p.numel() for p in masked.values())
-    return {"dense": dense, "sparse": device_memory(whole.init, {}, backprop, shares), "held": held}
+    ours = dense + value_bytes(weights) + 2 * sum(p.numel() for p in weights.values())
+    return {"dense": dense, "sparse": device_memory(whole.init, {}, backprop, shares), "held": ours}
 
 
 def layer_flops(model: nn.Module, example: Tensor) -> dict[str, float]:

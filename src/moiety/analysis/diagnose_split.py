@@ -104,10 +104,10 @@ class Diagnosis:
         """The same among those that leave the shared part something to learn."""
         return self._best([s for s in self.splits if s.verdict != LESS])
 
-    def _best(self, among: Sequence[SplitRow]) -> SplitRow | None:
+    def _best(self, splits: Sequence[SplitRow]) -> SplitRow | None:
         sign = 1 if self.higher_is_better else -1
-        known = [s for s in among if s.metric is not None and math.isfinite(s.metric)]
-        return max(known, key=lambda s: (sign * float(s.metric or 0.0), -s.personal), default=None)
+        rows = [s for s in splits if s.metric is not None and math.isfinite(s.metric)]
+        return max(rows, key=lambda s: (sign * float(s.metric or 0.0), -s.personal), default=None)
 
     @property
     def sentence(self) -> str:
@@ -115,21 +115,21 @@ class Diagnosis:
         sentences = []
         near = [s for s in self.splits if s.verdict == LESS]
         for s in near:
-            left = f"{s.left:.2g} of its gradient" if s.shared else "no parameter"
+            rest = f"{s.left:.2g} of its gradient" if s.shared else "no parameter"
             sentences.append(
-                f"{s.split}: finetuning leaves the shared part {left}; personalise less, or finetune less."
+                f"{s.split}: finetuning leaves the shared part {rest}; personalise less, or finetune less."
             )
         if not near:
             sentences.append(
                 f"Every split leaves the shared part at least {self.close:g} of its gradient to learn from."
             )
-        best, sharing = self.best, self.best_that_shares
+        best, sharer = self.best, self.best_that_shares
         if best is None:
             sentences.append("There are no validation rows, so nothing is said of scores.")
         else:
             sentences.append(f"The best {self.metric_name} on validation rows has {best.split}, {best.metric:.4g}.")
-            if sharing is not None and sharing is not best:
-                sentences.append(f"Of those that leave something to share it is {sharing.split}, {sharing.metric:.4g}.")
+            if sharer is not None and sharer is not best:
+                sentences.append(f"Of those that leave something to share it is {sharer.split}, {sharer.metric:.4g}.")
         loose = [s.split for s in self.splits if s.unsolved > UNSOLVED]
         if loose:
             sentences.append(
@@ -273,8 +273,8 @@ def make_measure(solver: Solver, random_start: int | str | None) -> ClientCall:
         (batch,) = work.batches("whole")
 
         def objective(at: Params) -> tuple[Tensor, Params]:
-            losses, changed = work.task.loss({**model, **at}, batch)
-            return mean_loss(losses, batch), changed
+            losses, buffers = work.task.loss({**model, **at}, batch)
+            return mean_loss(losses, batch), buffers
 
         gradient, value, _ = work.gradient(objective, {n: model[n] for n in (*work.shared, *work.personal)})
         return {n: gradient[n] for n in work.shared}, {n: gradient[n] for n in work.personal}, value
@@ -356,9 +356,9 @@ def _score(
     problem: Problem, engine: Engine, received: Params, sample: np.ndarray, results: Sequence[Measured]
 ) -> float | None:
     """The metric of the finetuned models on validation rows; None where there are none."""
-    validated = np.flatnonzero(problem.data.sizes("validation")[sample] > 0)
-    if not len(validated):
+    positions = np.flatnonzero(problem.data.sizes("validation")[sample] > 0)
+    if not len(positions):
         return None
-    states = [results[int(i)].state for i in validated]
-    _, metric, weight = score_clients(problem, engine, received, sample[validated], states, "validation").T
+    states = [results[int(i)].state for i in positions]
+    _, metric, weight = score_clients(problem, engine, received, sample[positions], states, "validation").T
     return float(np.average(metric, weights=weight))

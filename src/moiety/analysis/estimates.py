@@ -117,16 +117,16 @@ def estimate(
     """Estimate the constants for some clients at a number of points."""
     shared, statistics = problem.first_shared()
     models = [problem.compose(shared | statistics, problem.first_personal()) for _ in clients]
-    measured: list[list[tuple[Spread, Blocks]]] = []
+    measures: list[list[tuple[Spread, Blocks]]] = []
     for point in range(points):
         if point:
             scale = np.array([client.scale for client in clients])
-            L_u, L_v = (max(scale * [getattr(b, part) for _, b in measured[-1]]) for part in ("u", "v"))
+            L_u, L_v = (max(scale * [getattr(b, part) for _, b in measures[-1]]) for part in ("u", "v"))
             models = _train(problem, models, clients, 1 / L_u if L_u else 0.0, 1 / L_v if L_v else 0.0)
-        measured.append([_measure(problem, m, c, point, tolerance) for m, c in zip(models, clients, strict=True)])
+        measures.append([_measure(problem, m, c, point, tolerance) for m, c in zip(models, clients, strict=True)])
 
     def table(value: Callable[[Client, Spread, Blocks], float]) -> np.ndarray:
-        return np.array([[value(c, *s) for c, s in zip(clients, at, strict=True)] for at in measured])
+        return np.array([[value(c, *s) for c, s in zip(clients, at, strict=True)] for at in measures])
 
     return Estimates(
         L_u=table(lambda c, s, b: c.scale * b.u),
@@ -135,7 +135,7 @@ def estimate(
         sigma_u2=table(lambda c, s, b: c.variance_of_mean(s.variance_u, batch_size)),
         sigma_v2=table(lambda c, s, b: c.variance_of_mean(s.variance_v, batch_size)),
         gram=np.stack(
-            [_make_gram([c.scale * s.mean_u for c, (s, _) in zip(clients, at, strict=True)]) for at in measured]
+            [_make_gram([c.scale * s.mean_u for c, (s, _) in zip(clients, at, strict=True)]) for at in measures]
         ),
         excess=table(lambda c, s, b: c.variance_of_mean(s.variance_u, c.rows)),
         loss=table(lambda c, s, b: c.scale * s.loss),
@@ -191,8 +191,8 @@ def _take_gradient(
     """The gradient in some parameters of what ``reduce`` makes of the rows' losses, and its value."""
 
     def objective(block: Params) -> tuple[Tensor, Params]:
-        losses, changed = loss({**model, **block}, batch)
-        return reduce(losses), changed
+        losses, buffers = loss({**model, **block}, batch)
+        return reduce(losses), buffers
 
     gradient, value, _ = autograd_gradient(objective, {name: model[name] for name in names})
     return gradient, value

@@ -137,12 +137,12 @@ def _play_squared(s: _Stream, *, old: bool) -> Trajectory:
         of_clients.add(x_l, x_g, y, by_server if old else None)
         right = of_clients.right(delayed_u[..., None, :], old)
         new_v = _minimise_in_ball(of_clients.second, right, v[-1], s.radius)
-        sent = t - s.delay  # the round whose examples reach the server now
+        origin = t - s.delay  # the round whose examples reach the server now
         new_u = u[-1]
-        if sent >= 0:
-            x_g, x_l, y = s.x_g[..., sent, :, :], s.x_l[..., sent, :, :], s.y[..., sent, :]
-            of_server.add(x_g, x_l, y, (x_l * v[sent]).sum(-1) if old else None)
-            right = of_server.right(v[sent], old).sum(-2)
+        if origin >= 0:
+            x_g, x_l, y = s.x_g[..., origin, :, :], s.x_l[..., origin, :, :], s.y[..., origin, :]
+            of_server.add(x_g, x_l, y, (x_l * v[origin]).sum(-1) if old else None)
+            right = of_server.right(v[origin], old).sum(-2)
             new_u = _minimise_in_ball(of_server.second.sum(-3), right, u[-1], s.radius)
         u.append(new_u)
         v.append(new_v)
@@ -189,12 +189,12 @@ def _minimise_in_ball(a: Floats, b: Floats, near: Floats, radius: float | None) 
         too_far = np.linalg.norm(inside, axis=-1, keepdims=True) > radius
         if too_far.any():
             low, high = np.zeros_like(room), np.linalg.norm(turned_b, axis=-1, keepdims=True) / radius
-            known = np.where(sure, turned_b, 0)
+            right = np.where(sure, turned_b, 0)
             for _ in range(100):
                 middle = (low + high) / 2
-                big = np.linalg.norm(known / np.maximum(values + middle, 1e-300), axis=-1, keepdims=True) > radius
+                big = np.linalg.norm(right / np.maximum(values + middle, 1e-300), axis=-1, keepdims=True) > radius
                 low, high = np.where(big, middle, low), np.where(big, high, middle)
-            free = np.where(too_far, known / np.maximum(values + high, 1e-300), free)
+            free = np.where(too_far, right / np.maximum(values + high, 1e-300), free)
     return np.asarray((vectors @ free[..., None])[..., 0])
 
 

@@ -72,15 +72,15 @@ class Recommendation:
     @property
     def page(self) -> str:
         """Sentence, table and notes as Markdown."""
-        spent = f"{self.evaluations:,} of {self.budget:,} gradient evaluations, {self.seconds:.0f} s."
-        notes = [f"- {note}" for note in (*self.notes, f"The search took {spent}")]
+        cost = f"{self.evaluations:,} of {self.budget:,} gradient evaluations, {self.seconds:.0f} s."
+        notes = [f"- {note}" for note in (*self.notes, f"The search took {cost}")]
         table = "The table is of validation rows, with 95% intervals over clients. A client counts as hurt where it is"
         table += " worse off than with one model for all, by however little."
         return "\n\n".join(["# Recommendation", self.sentence, table, self.markdown(), "\n".join(notes)])
 
     def __str__(self) -> str:
-        shown = [_show_row(row, self.metric) for row in self.rows]
-        cells = [list(COLUMNS.values()), *([str(row[key]) for key in COLUMNS] for row in shown)]
+        rows = [_show_row(row, self.metric) for row in self.rows]
+        cells = [list(COLUMNS.values()), *([str(row[key]) for key in COLUMNS] for row in rows)]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
         notes = [textwrap.fill(note, 100) for note in self.notes]
@@ -168,9 +168,9 @@ def word_answer(
         first = f"There is no difference beyond chance: one model for all has {theirs} {metric}, its best rival,"
         return f"{first} {rival}, {mine} ({span}). Use one model for all: it is simpler, and keeps nothing on devices."
     limit = POINT if is_percentage(metric) else 0.0
-    lost = sum(gain < -limit for gain in result.gains.values())
+    losers = sum(gain < -limit for gain in result.gains.values())
     by = " by more than a point" if limit else ""
     noise = "" if beyond is None else f" ({beyond} beyond noise)"
-    worse = f"{lost} of {format_count(len(result.gains), 'client')} would be worse off{by}{noise}"
+    worse = f"{losers} of {format_count(len(result.gains), 'client')} would be worse off{by}{noise}"
     second = f"One model for all is enough if you cannot keep state on devices and {theirs} will do."
     return f"{title} is best: {mine} {metric} against {theirs} for one model for all ({span}); {worse}. {second}"

@@ -62,7 +62,7 @@ def _show_share(row: Row, name: str) -> str:
 
 
 def report_harm(
-    run: Run, *, one_model: Run | None = None, alone: Run | None = None, part: str = "test", level: float = 0.95
+    run: Run, *, one_model: Run | None = None, local_run: Run | None = None, part: str = "test", level: float = 0.95
 ) -> HarmReport:
     """Compare personal and chosen models of a run with one model for all, and with training alone.
 
@@ -71,7 +71,7 @@ def report_harm(
         one_model: a run whose shared model is the one model for all. By default it is that of ``run``: what its
             safeguard was given, or the server's part with the first personal part, which may be much worse than a model
             that FedAvg trained.
-        alone: a run by ``local_only`` on the same clients.
+        local_run: a run by ``local_only`` on the same clients.
         part: the rows to compare on.
         level: of the intervals of shares (Wilson 1927).
     """
@@ -81,8 +81,8 @@ def report_harm(
     baselines = {
         "one model": run.score_rows(part, shared=True) if one_model is None else one_model.score_rows(part, shared=True)
     }
-    if alone is not None:
-        baselines["alone"] = alone.score_rows(part)
+    if local_run is not None:
+        baselines["alone"] = local_run.score_rows(part)
     sizes = {
         str(name): int(n) for name, n in zip(run._loop.problem.data.ids, run._loop.problem.data.sizes(), strict=True)
     }
@@ -112,22 +112,22 @@ def summarise_harm(
     new: Scores, old: Scores, clients: Sequence[str], *, higher_is_better: bool = True, level: float = 0.95
 ) -> Row:
     """How ``clients`` fare with new models against old ones: shares hurt with intervals, mean, worst decile, spread."""
-    judged = judge_clients(
+    rows = judge_clients(
         {client: new[client] for client in clients},
         {client: old[client] for client in clients},
         higher_is_better=higher_is_better,
     )
-    means = [float(np.average(new[row["client"]].metric, weights=new[row["client"]].weight)) for row in judged]
+    means = [float(np.average(new[row["client"]].metric, weights=new[row["client"]].weight)) for row in rows]
     shares: Row = {}
     for name, key in (("hurt", "hurt"), ("beyond_noise", "hurt_beyond_noise")):
-        count = sum(row[key] for row in judged)
-        low, high = share_interval(count, len(judged), level)
-        shares |= {name: count / len(judged), f"{name}_low": low, f"{name}_high": high, f"{name}_count": count}
+        count = sum(row[key] for row in rows)
+        low, high = share_interval(count, len(rows), level)
+        shares |= {name: count / len(rows), f"{name}_low": low, f"{name}_high": high, f"{name}_count": count}
     return {
-        "clients": len(judged),
+        "clients": len(rows),
         **shares,
         "mean": fmean(means),
-        "mean_change": fmean(row["change"] for row in judged),
+        "mean_change": fmean(row["change"] for row in rows),
         "worst_decile": worst_decile(np.array(means), higher_is_better=higher_is_better),
         "spread": pstdev(means),
     }

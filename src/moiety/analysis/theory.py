@@ -79,9 +79,9 @@ def second_variances(c: Constants, *, shared_steps: int, personal_steps: int) ->
 
 def last_factors(c: Constants, *, shared_steps: int) -> Pair:
     """The factors of gap / T in Corollaries 4 and 12, for rho = 0."""
-    chi2, often = c.chi2, 1 / c.share
-    alt = 1 + chi2 * (often - 1) + (chi2 * often) ** 0.5
-    return Pair(alt, (1 + chi2) + (often * (1 - 1 / shared_steps) * (1 + chi2)) ** 0.5)
+    chi2, inverse = c.chi2, 1 / c.share
+    alt = 1 + chi2 * (inverse - 1) + (chi2 * inverse) ** 0.5
+    return Pair(alt, (1 + chi2) + (inverse * (1 - 1 / shared_steps) * (1 + chi2)) ** 0.5)
 
 
 class Terms(NamedTuple):

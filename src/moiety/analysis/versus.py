@@ -29,11 +29,11 @@ def average(rows: Rows, *, weighted: bool = True) -> float:
     (0.875, 0.75)
     """
     weights = [float(row.get("weight", row["n_test"])) for row in rows]
-    tested = [(w, float(row["metric"])) for w, row in zip(weights, rows, strict=True) if w > 0]
-    must(len(tested) > 0, "rows", "those of at least one client with test rows", "none")
+    pairs = [(w, float(row["metric"])) for w, row in zip(weights, rows, strict=True) if w > 0]
+    must(len(pairs) > 0, "rows", "those of at least one client with test rows", "none")
     if not weighted:
-        return fmean(metric for _, metric in tested)
-    return math.fsum(w * metric for w, metric in tested) / math.fsum(w for w, _ in tested)
+        return fmean(metric for _, metric in pairs)
+    return math.fsum(w * metric for w, metric in pairs) / math.fsum(w for w, _ in pairs)
 
 
 def differences(
@@ -88,11 +88,11 @@ def against_parameters(
     Rows are those of ``differences``, with ``personal`` and ``total`` numbers of parameters, the ``share`` that is
     personal, and ``boost``: the share of the largest part's gain that this one has (None where that gains nothing).
     """
-    sized = {name: Sized(*part) for name, part in parts.items()}
-    pairs = {name: (part.new, part.old) for name, part in sized.items()}
+    entries = {name: Sized(*part) for name, part in parts.items()}
+    pairs = {name: (part.new, part.old) for name, part in entries.items()}
     rows = differences(pairs, higher_is_better=higher_is_better, weighted=weighted, level=level)
     for row in rows:
-        part = sized[row["row"]]
+        part = entries[row["row"]]
         row.update(personal=part.personal, total=part.total, share=part.personal / part.total)
     rows.sort(key=lambda row: (row["personal"], row["row"]))
     most = rows[-1]["difference"] if rows else 0.0

@@ -25,14 +25,14 @@ app = typer.Typer(
 _HELP = {"help_option_names": ["-h", "--help"]}
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(flag: bool) -> None:
+    if flag:
         typer.echo(f"moiety {__version__}")
         raise typer.Exit
 
 
-def _show_help(context: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _show_help(context: typer.Context, flag: bool) -> None:
+    if flag:
         typer.echo(context.get_help())
         raise typer.Exit
 
@@ -171,12 +171,12 @@ def run(
         raise Interrupted(_how_to_continue(request, folder)) from None
 
 
-def _how_to_continue(request: Request, begun: list[Path]) -> str:
+def _how_to_continue(request: Request, folders: list[Path]) -> str:
     from moiety.cli.folders import holds_run
 
-    if not begun or not holds_run(begun[0]):
+    if not folders or not holds_run(folders[0]):
         return "interrupted before anything was written"
-    return f"interrupted; continue with: {request.resume_command(begun[0])}"
+    return f"interrupted; continue with: {request.resume_command(folders[0])}"
 
 
 _FILE = typer.Argument(metavar="FILE.toml", help="A configuration file, as for moiety run.")

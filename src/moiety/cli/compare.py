@@ -38,10 +38,10 @@ def list_ended(folder: Path) -> list[Path]:
     if (folder / CONFIG).exists():
         return [folder]
     runs = list_runs(folder)
-    below = [run for run in runs if (run / LEDGER).is_file()]
-    if below and len(below) < len(runs):
-        say(f"{format_count(len(runs) - len(below), 'run')} in {folder} left out: not ended yet")
-    return below or [folder]
+    ended_runs = [run for run in runs if (run / LEDGER).is_file()]
+    if ended_runs and len(ended_runs) < len(runs):
+        say(f"{format_count(len(runs) - len(ended_runs), 'run')} in {folder} left out: not ended yet")
+    return ended_runs or [folder]
 
 
 def read_groups(folders: Sequence[Path]) -> list[Group]:

@@ -14,13 +14,13 @@ def complete_target(incomplete: str) -> list[str]:
     from importlib.metadata import entry_points  # here, so that the command's help need not load it
 
     recipes = {entry.name for entry in entry_points(group="moiety.recipes")}
-    folder, _, begun = incomplete.rpartition("/")
+    folder, _, start = incomplete.rpartition("/")
     files = []
     place = Path(folder or ("/" if incomplete.startswith("/") else "."))
     for path in place.iterdir() if place.is_dir() else ():
-        shown = f"{folder}/{path.name}" if "/" in incomplete else path.name
-        if path.name.startswith(begun) and (path.suffix == ".toml" or path.is_dir()):
-            files.append(f"{shown}/" if path.is_dir() else shown)
+        name = f"{folder}/{path.name}" if "/" in incomplete else path.name
+        if path.name.startswith(start) and (path.suffix == ".toml" or path.is_dir()):
+            files.append(f"{name}/" if path.is_dir() else name)
     return [*_matching(recipes, incomplete), *sorted(files)]
 
 
@@ -31,9 +31,9 @@ def complete_kind(incomplete: str) -> list[str]:
 
 def complete_set(incomplete: str) -> list[str]:
     """``algorithm.name=fedalt`` and the like."""
-    known = [f"algorithm.name={name}" for name in _algorithm_names()]
-    known += [f"run.engine={name}" for name in ENGINES]
-    return _matching(known, incomplete)
+    assignments = [f"algorithm.name={name}" for name in _algorithm_names()]
+    assignments += [f"run.engine={name}" for name in ENGINES]
+    return _matching(assignments, incomplete)
 
 
 def _matching(names: Iterable[str], incomplete: str) -> list[str]:

@@ -30,8 +30,8 @@ def list_sets() -> None:
 
 def show_folders() -> None:
     """Print where files are looked for, and where they are fetched to."""
-    named = named_folder()
-    say(f"{VARIABLE}: {named if named is not None else 'not set'}")
+    folder = named_folder()
+    say(f"{VARIABLE}: {folder if folder is not None else 'not set'}")
     say(f"cache: {cache_folder()}")
     say(f"moiety data fetch writes to: {target_folder()}")
 

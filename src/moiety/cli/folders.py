@@ -45,7 +45,7 @@ def holds_run(folder: Path) -> bool:
 
 def _list_marks(folder: Path) -> list[Path]:
     """The files that say what is in a folder and in those right below."""
-    files = [folder / CONFIG, folder / PIPELINE, folder / RECIPE, *(below / CONFIG for below in _list_folders(folder))]
+    files = [folder / CONFIG, folder / PIPELINE, folder / RECIPE, *(place / CONFIG for place in _list_folders(folder))]
     return [file for file in files if file.is_file()]
 
 

@@ -22,10 +22,10 @@ def tabulate_groups(groups: Sequence[Group], metric: str) -> Table:
     for group in groups:
         runs = list(group.results.values())
         scores = [[run.personal[key] for run in runs] for key in ("metric", "metric_unweighted")]
-        shown = [_show(values, lambda value: format_metric(value, metric)) for values in scores]
-        shown.append(format_metric(fmean(run.personal["worst_decile"] for run in runs), metric))
-        shown.append(format_metric(fmean(run.shared["metric"] for run in runs), metric))
-        rows.append([make_printable(group.name), runs[0].part_name("algorithm"), str(len(runs)), *shown])
+        cells = [_show(values, lambda value: format_metric(value, metric)) for values in scores]
+        cells.append(format_metric(fmean(run.personal["worst_decile"] for run in runs), metric))
+        cells.append(format_metric(fmean(run.shared["metric"] for run in runs), metric))
+        rows.append([make_printable(group.name), runs[0].part_name("algorithm"), str(len(runs)), *cells])
     heads = ["runs", "algorithm", "seeds", metric, "client\nmean", "worst\ntenth", "shared\nalone"]
     return table(heads, rows, text=(0, 1))
 
@@ -44,8 +44,8 @@ def tabulate_pairs(groups: Sequence[Group], metric: str) -> Table:
         own = [changes(column(new.clients), column(old.clients), higher_is_better=higher) for new, old in pairs]
         means = [fmean(each[name] for each in own if name in each) for name in dict.fromkeys(n for e in own for n in e)]
         counts = [sum(gain > 0 for gain in means), sum(gain == 0 for gain in means), sum(gain < 0 for gain in means)]
-        shown = _show(gains, lambda gain: format_gain(gain, metric))
-        rows.append([make_printable(group.name), str(len(seeds)), shown, *map(str, counts)])
+        text = _show(gains, lambda gain: format_gain(gain, metric))
+        rows.append([make_printable(group.name), str(len(seeds)), text, *map(str, counts)])
     return table(["runs", "seeds\npaired", "gain", "clients\nbetter", "equal", "worse"], rows)
 
 
@@ -53,7 +53,7 @@ def _show(values: Sequence[float], write: Any) -> str:
     """A mean with its interval; a dash where a value is missing or not finite."""
     if not values or not all(math.isfinite(value) for value in values):
         return "-"
-    over = interval([float(value) for value in values])
-    if over.low is None or over.high is None:
-        return str(write(over.mean))
-    return f"{write(over.mean)} [{write(over.low)}, {write(over.high)}]"
+    span = interval([float(value) for value in values])
+    if span.low is None or span.high is None:
+        return str(write(span.mean))
+    return f"{write(span.mean)} [{write(span.low)}, {write(span.high)}]"

@@ -26,9 +26,9 @@ from moiety.run.folder import HISTORY, LEDGER
 from moiety.run.verify import list_runs
 from moiety.seals import CONFIG
 
-HERE = "127.0.0.1"
-NAMES = (HERE, "localhost")
-LAST_LOOK = 4.0
+HOST = "127.0.0.1"
+NAMES = (HOST, "localhost")
+LAST_WAIT = 4.0
 """How long the end of a run waits, in seconds, for an open page to ask for the results."""
 
 
@@ -39,9 +39,9 @@ class Watch:
         self.folder = folder
         self.lock = threading.Lock()
         self.stamp, self.parts = "", ("", "", dict[str, Any]())
-        self.asked, self.asked_for = 0.0, ""
+        self.poll_time, self.poll_stamp = 0.0, ""
 
-    def look(self) -> tuple[str, tuple[str, str, dict[str, Any]]]:
+    def refresh(self) -> tuple[str, tuple[str, str, dict[str, Any]]]:
         """The stamp of what is there now, and the parts of the page."""
         with self.lock:
             runs = [run for run in list_runs(self.folder) if (run / CONFIG).is_file()]
@@ -109,12 +109,12 @@ def make_server(folder: Path, port: int = 0) -> tuple[ThreadingHTTPServer, Watch
                 return
             address = urlsplit(self.path)
             if address.path == "/":
-                stamp, (title, main, data) = watch.look()
+                stamp, (title, main, data) = watch.refresh()
                 page = fill_template(title, main, data, live=True).encode("utf-8", "replace")
                 self._answer(200, page, "text/html; charset=utf-8")
             elif address.path == "/state":
-                stamp, (title, main, data) = watch.look()
-                watch.asked, watch.asked_for = time.monotonic(), stamp
+                stamp, (title, main, data) = watch.refresh()
+                watch.poll_time, watch.poll_stamp = time.monotonic(), stamp
                 if parse_qs(address.query).get("since") == [stamp]:
                     self._answer(204, b"", "text/plain")
                     return
@@ -142,7 +142,7 @@ def make_server(folder: Path, port: int = 0) -> tuple[ThreadingHTTPServer, Watch
             """Say nothing: the terminal shows the run."""
 
     try:
-        server = ThreadingHTTPServer((HERE, port), Handler)
+        server = ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
         must(False, "port", "a free one", f"{port} ({error.strerror})", "Leave it out to take any.")
         raise
@@ -155,7 +155,7 @@ def watch_folder(folder: Path, port: int = 0) -> None:
     must(folder.is_dir(), "folder", "a folder with runs", folder)
     server, _ = make_server(folder, port)
     with server:
-        say(f"watch {folder} at http://{HERE}:{server.server_port}/ (end with Ctrl-C)")
+        say(f"watch {folder} at http://{HOST}:{server.server_port}/ (end with Ctrl-C)")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -166,12 +166,12 @@ def show_live(folder: Path) -> Iterator[None]:
     server, watch = make_server(folder)
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
-    say(f"live at http://{HERE}:{server.server_port}/")
+    say(f"live at http://{HOST}:{server.server_port}/")
     try:
         yield
-        until = time.monotonic() + LAST_LOOK
-        while time.monotonic() < until and time.monotonic() - watch.asked < LAST_LOOK:
-            if watch.asked_for == watch.look()[0]:
+        until = time.monotonic() + LAST_WAIT
+        while time.monotonic() < until and time.monotonic() - watch.poll_time < LAST_WAIT:
+            if watch.poll_stamp == watch.refresh()[0]:
                 break
             time.sleep(0.1)
     finally:

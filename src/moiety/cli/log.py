@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def show_log(wanted: bool) -> Iterator[None]:
-    """While this is open, write the messages of the logger ``moiety`` to stderr, if ``wanted``."""
-    if not wanted:
+def show_log(verbose: bool) -> Iterator[None]:
+    """While this is open, write the messages of the logger ``moiety`` to stderr, if ``verbose``."""
+    if not verbose:
         yield
         return
     # Through sys.stderr as it is then: where there is a bar, that writes above it.

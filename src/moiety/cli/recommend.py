@@ -19,9 +19,9 @@ from moiety.spec import build
 
 def read_work(algorithm: object) -> Optimiser | None:
     """The local work that the algorithm of a file names: its batches and lengths are those of all candidates."""
-    given = [algorithm.get(part) for part in ("shared", "personal")] if isinstance(algorithm, dict) else []
-    named = [build("algorithm", LOCAL_WORK, table) for table in given if isinstance(table, dict)]
-    return next((work for work in named if isinstance(work, Optimiser)), None)
+    tables = [algorithm.get(part) for part in ("shared", "personal")] if isinstance(algorithm, dict) else []
+    works = [build("algorithm", LOCAL_WORK, table) for table in tables if isinstance(table, dict)]
+    return next((work for work in works if isinstance(work, Optimiser)), None)
 
 
 ANY_ALGORITHM = {"name": "fedavg", "shared": 0.1}
@@ -36,7 +36,7 @@ def run_recommend(
     hint = "Leave them out: recommend makes stages of its own."
     must("stage" not in tables, "file", "one of a single run", "one with tables [[stage]]", hint)
     tables.setdefault("algorithm", ANY_ALGORITHM)
-    named = "split" in tables
+    with_split = "split" in tables
     tables.setdefault("split", "nothing")
     run = tables.setdefault("run", {})
     if isinstance(run, dict):
@@ -55,7 +55,7 @@ def run_recommend(
             rounds=options.rounds or ROUNDS,
             cohort=options.cohort,
             work=read_work(config.tables["algorithm"]),
-            also={"split of the file": parts.split} if named and parts.split is not None else None,
+            also={"split of the file": parts.split} if with_split and parts.split is not None else None,
             seed=options.seed if seed is None else seed,
             out=folder,
             loss=options.loss,

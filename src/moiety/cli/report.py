@@ -48,7 +48,7 @@ def report_end(folder: Path, run: Run | None = None, *, quiet: bool) -> None:
 
 def _report_below(folder: Path) -> Path | None:
     """The page of all ended runs below a folder, where they can be shown on one page."""
-    ended = [run for run in list_runs(folder) if (run / LEDGER).is_file()]
-    groups = read_groups(ended) if len(ended) <= MOST_RUNS else []
+    runs = [run for run in list_runs(folder) if (run / LEDGER).is_file()]
+    groups = read_groups(runs) if len(runs) <= MOST_RUNS else []
     # Cells of other data or metrics have their page in table.md.
     return write_report(groups, folder / REPORT) if groups and are_alike(groups) else None

@@ -30,17 +30,17 @@ _LEDGER = ("up_payload", "down_payload", "flops", "device_memory")
 def read_result(path: Path, name: str) -> Result:
     """The result that a run's folder holds."""
     config = folder.read_config(path)
-    lacking = [section for section in _SECTIONS if not isinstance(config.get(section), dict)]
-    must(not lacking, "config.toml", "a whole configuration", f"no [{', '.join(lacking)}] in {path}")
+    missing = [section for section in _SECTIONS if not isinstance(config.get(section), dict)]
+    must(not missing, "config.toml", "a whole configuration", f"no [{', '.join(missing)}] in {path}")
     run = folder.read_id(path)
     rows, ledger = folder.read_results(path, run, (*_LEDGER, "rounds"))
     _check_types("ledger.json", path, ledger, dict.fromkeys((*_LEDGER, "rounds"), "a number >= 0"))
-    history, lost = folder.read_history_until(path, run, ledger["rounds"], config["run"])
+    history, gaps = folder.read_history_until(path, run, ledger["rounds"], config["run"])
     notes = folder.read_notes(path, run)
     for round in (ledger["rounds"], notes.get("restored", ledger["rounds"])):  # those of the models that it ended with
         complete = any(row["round"] == round for row in history)
         must(complete, "history.jsonl", f"whole in its row of round {round}", f"none in {path}")
-    folder.warn_of_lost_rows(path, lost)
+    folder.warn_of_lost_rows(path, gaps)
     history = _check_rows("history.jsonl", path, history, _HISTORY)
     clients = _check_rows("clients.parquet", path, rows, _CLIENT)
     unseen = folder.read_unseen(path, run)
@@ -74,12 +74,12 @@ def _check_rows(file: str, path: Path, rows: list[Any], keys: Mapping[str, str])
     """The rows, if there are some and they have what is needed."""
     must(len(rows) > 0, file, "of at least one row", f"none in {path}", "The run may not have ended; resume it.")
     for row in rows:
-        lacking = [key for key in keys if not isinstance(row, dict) or key not in row]
-        must(not lacking, file, f"rows with {', '.join(keys)}", f"none called {', '.join(lacking)} in {path}")
+        missing = [key for key in keys if not isinstance(row, dict) or key not in row]
+        must(not missing, file, f"rows with {', '.join(keys)}", f"none called {', '.join(missing)} in {path}")
         _check_types(file, path, row, {**keys, **({"weight": "a number >= 0"} if "weight" in row else {})})
     return rows
 
 
 def _check_types(file: str, path: Path, row: Row, keys: Mapping[str, str]) -> None:
-    for key, wanted in keys.items():
-        must(_FITS[wanted](row[key]), f"{file}: {key}", wanted, f"{row[key]!r:.60} in {path}", "It is damaged.")
+    for key, kind in keys.items():
+        must(_FITS[kind](row[key]), f"{file}: {key}", kind, f"{row[key]!r:.60} in {path}", "It is damaged.")

@@ -89,17 +89,17 @@ def _run_file(request: Request, on_folder: OnFolder) -> None:
     folder = folder_for(name, request.out, resume=request.resume)
     sets = _assignments(request)
     before = read_assignments(folder) if request.resume else []
-    config, given = _configure(tables, before, sets)
+    config, overrides = _configure(tables, before, sets)
     on_folder(folder)
     with show_progress(request.quiet) as watch:
         callbacks: list[Callback] = [watch(name), *make_trackers(config.tables)]
         if not before:  # interrupted in its first round, a run has not written down what it was told
             callbacks.append(KeepAssignments(folder, sets))
         if request.resume:
-            began = read_pipeline(folder)[0] if "stage" in tables else read_config(folder)
+            original = read_pipeline(folder)[0] if "stage" in tables else read_config(folder)
             check_builders(config.tables)
-            check_same(_comparable(tables), began, folder)
-            runs = _continue(folder, config, given, callbacks)
+            check_same(_comparable(tables), original, folder)
+            runs = _continue(folder, config, overrides, callbacks)
         else:
             runs = _begin(folder, config, callbacks)
     show_end(runs, name, folder, quiet=request.quiet)
@@ -114,33 +114,33 @@ def _assignments(request: Request) -> list[str]:
 
 def _configure(tables: Table, before: list[str], sets: list[str]) -> tuple[Config, Table]:
     """Put what was and is set into the file's tables and check them; also the ``[run]`` keys that are set now."""
-    given: Table = {}
+    overrides: Table = {}
     for assignment in (*before, *sets):
         assign(tables, assignment)
     for assignment in sets:
         if assignment.partition(".")[0].strip() == "run":
-            assign(given, assignment)
-    return check_tables(tables), given.get("run", {})
+            assign(overrides, assignment)
+    return check_tables(tables), overrides.get("run", {})
 
 
 def _begin(folder: Path, config: Config, callbacks: list[Callback]) -> list[Run]:
     """Run the file, in stages where it has any."""
     options = vars(config.options)
-    heard: Table = {"callbacks": callbacks, "progress": False}
+    watchers: Table = {"callbacks": callbacks, "progress": False}
     model, data, algorithm, split, stages = make_parts(config)
     if stages:
         common = {key: options[key] for key in ("seed", "engine", "loss", "metric", "settings")}
-        return pipeline(stages, model, data, out=folder, **heard, **common)
+        return pipeline(stages, model, data, out=folder, **watchers, **common)
     assert algorithm is not None
-    return [fit(model, data, algorithm, split=split, out=folder, **heard, **options)]
+    return [fit(model, data, algorithm, split=split, out=folder, **watchers, **options)]
 
 
-def _continue(folder: Path, config: Config, given: Table, callbacks: list[Callback]) -> list[Run]:
-    """Continue the run or the pipeline in a folder; ``given`` are the keys of ``[run]`` that the command line sets."""
-    given_now = {name: given[name] for name in MAY_DIFFER if name in given}
-    settings = Settings(**given_now, attackers=config.options.settings.attackers)
-    rounds = None if "stage" in config.tables else given.get("rounds")
-    common: Table = {"engine": given.get("engine"), "settings": settings}
+def _continue(folder: Path, config: Config, overrides: Table, callbacks: list[Callback]) -> list[Run]:
+    """Continue the run or the pipeline in a folder; ``overrides`` are keys of ``[run]`` that the command line sets."""
+    fields = {name: overrides[name] for name in MAY_DIFFER if name in overrides}
+    settings = Settings(**fields, attackers=config.options.settings.attackers)
+    rounds = None if "stage" in config.tables else overrides.get("rounds")
+    common: Table = {"engine": overrides.get("engine"), "settings": settings}
     runs = resume(folder, rounds=rounds, callbacks=callbacks, progress=False, **common)
     return runs if isinstance(runs, list) else [runs]
 

@@ -19,10 +19,10 @@ from moiety.seals import CONFIG, PIPELINE
 
 def run_seeds(request: Request, on_folder: OnFolder) -> None:
     """Run the file once for each seed, in folders seed-0, seed-1, ..., and print means and intervals over seeds."""
-    shown = ",".join(map(str, request.several))
+    numbers = ",".join(map(str, request.several))
     if not request.target.endswith(".toml") and request.target in list_recipes():
         hint = "As in --seed 0 --seeds 3."
-        must(False, "--seed", f"one number for the recipe {request.target}, the first of its seeds", shown, hint)
+        must(False, "--seed", f"one number for the recipe {request.target}, the first of its seeds", numbers, hint)
     path = Path(request.target)
     staged = "stage" in read_file(path)
     folder = folder_for(run_name(path), request.out, resume=request.resume)

@@ -19,8 +19,8 @@ def show_end(runs: Sequence[Run], name: str, folder: Path, *, quiet: bool) -> No
         say()
         if staged:
             show(stages_table(results))
-            compared = "gain, better, equal, worse: client by client against the stage before"
-            say(f"{compared}, in {unit(results[0].metric)} (+ is better)")
+            caption = "gain, better, equal, worse: client by client against the stage before"
+            say(f"{caption}, in {unit(results[0].metric)} (+ is better)")
         else:
             show(scores(results[0]))
             say(f"{SHARED_ALONE}; a gain above 0 is for the better\n")

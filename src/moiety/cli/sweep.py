@@ -29,11 +29,11 @@ def run_sweep(
 ) -> None:
     """Run what has not ended yet, and print the table."""
     tables, folder = open_file(target, sets, out, "sweep")
-    given, values = read_seeds("seeds", seeds), read_grid(grid)
-    numbers = check_seeds(given[0] if len(given) == 1 else given)
+    entries, values = read_seeds("seeds", seeds), read_grid(grid)
+    numbers = check_seeds(entries[0] if len(entries) == 1 else entries)
     count = count_jobs(jobs, len(numbers) * math.prod(map(len, values.values())))
     with show_progress(quiet or count > 1) as watch:
-        wanted = None if quiet else show_result
+        on_result = None if quiet else show_result
         result = sweep(
             tables,
             values,
@@ -41,7 +41,7 @@ def run_sweep(
             out=folder,
             jobs=count,
             watch=lambda label, place: watch(label),
-            on_result=wanted,
+            on_result=on_result,
         )
     if quiet:
         say(result.sentence)
@@ -59,7 +59,7 @@ def run_tune(
     """Run the trials that have not ended yet, and print the best."""
     tables, folder = open_file(target, sets, out, "tune")
     with show_progress(quiet) as watch:
-        wanted = None if quiet else show_result
+        on_result = None if quiet else show_result
         result = tune(
             tables,
             dict(read_space(space)),
@@ -67,7 +67,7 @@ def run_tune(
             seed=seed,
             out=folder,
             watch=lambda label, place: watch(label),
-            on_result=wanted,
+            on_result=on_result,
         )
     say(result.sentence)
     say(f"results in {folder}")
@@ -86,9 +86,9 @@ def open_file(target: str, sets: Sequence[str], out: str | None, what: str) -> t
     return tables, RUNS / f"{run_name(path)}-{what}" if out is None else Path(out)
 
 
-def show_result(name: str, row: Row, done: int, of: int) -> None:
+def show_result(name: str, row: Row, number: int, total: int) -> None:
     """Print a line for a run that has ended."""
-    shown = row.get("failed") or row.get("state", "")
+    outcome = row.get("failed") or row.get("state", "")
     if row["score"] is not None:
-        shown = f"{row.get('part', 'validation')} {row['metric']} {format_metric(row['score'], row['metric'])}"
-    say(f"{done:>{len(str(of))}}/{of}  {name}  {shown}")
+        outcome = f"{row.get('part', 'validation')} {row['metric']} {format_metric(row['score'], row['metric'])}"
+    say(f"{number:>{len(str(total))}}/{total}  {name}  {outcome}")

@@ -122,6 +122,17 @@ def synchronous(*, compute: Times | float = 1.0, up: Times | float = 0.0, down: 
         compute: seconds that local work takes, as a number or as times of this module.
         up: seconds that an upload takes.
         down: seconds that a broadcast takes.
+
+    Two rounds with a client that computes for one second and one that computes for three:
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": y}}, test=0.25)
+    >>> clock = mo.clock.synchronous(compute=mo.clock.constant([1.0, 3.0]), up=0.5)
+    >>> options = {"rounds": 2, "engine": "sequential", "settings": mo.Settings(clock=clock)}
+    >>> mo.fit(mo.models.linear(1, 2), fed, mo.fedavg(shared=0.5), **options).last["time"]
+    7.0
     """
     travel = _travel(compute, up, down)
     losses = any(part.lost is not None for part in travel.parts().values())
@@ -197,7 +208,7 @@ def _travel(compute: Times | float, up: Times | float, down: Times | float) -> T
 
 def _rounds(name: str, rounds: int | list[int]) -> int | tuple[int, ...]:
     """A number of rounds, or one for each client, checked."""
-    listed = isinstance(rounds, list | tuple)
-    for each in rounds if listed else [rounds]:  # type: ignore[union-attr]
+    several = isinstance(rounds, list | tuple)
+    for each in rounds if several else [rounds]:  # type: ignore[union-attr]
         whole(name, each, 0)
-    return tuple(int(each) for each in rounds) if listed else int(rounds)  # type: ignore[arg-type, union-attr]
+    return tuple(int(each) for each in rounds) if several else int(rounds)  # type: ignore[arg-type, union-attr]

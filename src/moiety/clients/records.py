@@ -80,8 +80,8 @@ class Records:
             return None
         content = read_at(self._states, self.size, self._place(client, entry.slot)) if entry.slot < 3 else b""
         whole = len(content) == self.size and zlib.crc32(content) == entry.check
-        got = f"another state of client {client} in {self.folder / STATES}"
-        must(whole, STATES, "as it was written", got, START_AGAIN)
+        fault = f"another state of client {client} in {self.folder / STATES}"
+        must(whole, STATES, "as it was written", fault, START_AGAIN)
         return content
 
     def write(self, client: int, content: bytes) -> None:
@@ -118,8 +118,8 @@ class Records:
 
     def owners(self) -> list[int]:
         """The clients that have a record, ascending."""
-        settled = (clients[slots > 0].tolist() for clients, _, slots, _ in self._columns())
-        return sorted({*self.pending, *(client for part in settled for client in part)})
+        parts = (clients[slots > 0].tolist() for clients, _, slots, _ in self._columns())
+        return sorted({*self.pending, *(client for part in parts for client in part)})
 
     def last_round(self) -> int:
         """The round of the latest checkpoint that wrote to the index."""

@@ -49,8 +49,8 @@ class Times(Recorded):
     def of(self, seed: int, what: str, client: int, name: str, turn: int) -> float:
         """The seconds of one turn of a client, counted from 0."""
         if self.traced is not None:
-            known = self.traced[name]
-            return known[turn % len(known)]
+            times = self.traced[name]
+            return times[turn % len(times)]
         own = client_value(self.seconds, client)
         if self.spread:
             own *= math.exp(self.spread * generator(seed, what, "spread", client).standard_normal())
@@ -58,8 +58,8 @@ class Times(Recorded):
 
     def loses(self, name: str, turn: int) -> bool:
         """Whether the upload of a turn of the client of that name is lost on its way."""
-        known = self.lost[name] if self.lost is not None else (False,)
-        return known[turn % len(known)]
+        losses = self.lost[name] if self.lost is not None else (False,)
+        return losses[turn % len(losses)]
 
     def check(self, what: str, names: Names) -> None:
         """Raise unless there are times for clients of these names."""
@@ -83,18 +83,18 @@ def check_count(name: str, value: object, clients: int) -> None:
 
 def _times(name: str, seconds: object, draw: Draw, spread: float, *, zero: bool = False) -> Times:
     """Times from one number or a list with a number for each client, checked."""
-    wanted = f"{'>=' if zero else '>'} 0 and finite"
+    constraint = f"{'>=' if zero else '>'} 0 and finite"
 
     def holds(x: float) -> bool:
         return 0 < x < math.inf or (zero and x == 0)
 
     # An array is refused: a run folder could not say it, and the run could not be continued.
-    listed = isinstance(seconds, list | tuple)
-    must(not listed or bool(seconds), name, "a number, or one for each client", "none")
-    for each in seconds if listed else [seconds]:  # type: ignore[attr-defined]
-        number(name, each, wanted if listed else f"{wanted}, or a list of such numbers", holds)
+    several = isinstance(seconds, list | tuple)
+    must(not several or bool(seconds), name, "a number, or one for each client", "none")
+    for each in seconds if several else [seconds]:  # type: ignore[attr-defined]
+        number(name, each, constraint if several else f"{constraint}, or a list of such numbers", holds)
     number("spread", spread, ">= 0 and at most 50", lambda x: 0 <= x <= 50)  # exp(50 z) is a float for all z drawn
-    own = tuple(float(each) for each in seconds) if listed else float(seconds)  # type: ignore[attr-defined, arg-type]
+    own = tuple(float(each) for each in seconds) if several else float(seconds)  # type: ignore[attr-defined, arg-type]
     return Times(own, draw, float(spread))
 
 
@@ -105,6 +105,10 @@ def constant(seconds: float | list[float], *, spread: float = 0.0) -> Times:
     Args:
         seconds: for all clients, or a list with a number for each.
         spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
+
+    >>> times = constant([1.0, 60.0])  # then clock.asynchronous(active=2, compute=times)
+    >>> [times.of(seed=0, what="compute", client=client, name="", turn=0) for client in (0, 1)]
+    [1.0, 60.0]
     """
     return _times("seconds", seconds, lambda draw, own, turn: own, spread, zero=True)
 
@@ -116,6 +120,11 @@ def exponential(mean: float | list[float], *, spread: float = 0.0) -> Times:
     Args:
         mean: in seconds, for all clients, or a list with a number for each.
         spread: how much clients differ: each has its own factor exp(spread z), z standard normal.
+
+    >>> times = exponential(2.0)  # then clock.asynchronous(active=2, compute=times)
+    >>> turns = [times.of(seed=0, what="compute", client=0, name="", turn=turn) for turn in range(1000)]
+    >>> 1.8 < sum(turns) / 1000 < 2.2, max(turns) > 10
+    (True, True)
     """
     return _times("mean", mean, lambda draw, own, turn: own * float(draw.standard_exponential()), spread)
 
@@ -137,7 +146,7 @@ def pareto(least: float | list[float], *, shape: float, spread: float = 0.0) -> 
 
 @recorded
 def trace(file: str, *, column: str = "seconds", lost: str | None = None) -> Times:
-    """Recorded times, from a CSV file.
+    r"""Recorded times, from a CSV file.
 
     Its first line names the columns: ``client`` and at least one of times. Each further line is a turn: the client's
     name and the seconds it took. A client's turns take the times of its lines in their order, and when these are used
@@ -149,6 +158,13 @@ def trace(file: str, *, column: str = "seconds", lost: str | None = None) -> Tim
         column: the column to read.
         lost: a column with 1 in each turn whose upload was lost on its way, and 0 in the others; for ``asynchronous``
             alone, whose server then leaves that arrival out.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(f"{folder}/times.csv").write_text("client,seconds\nann,2\nann,5\nbob,9\n")
+    ...     times = trace(f"{folder}/times.csv")  # then clock.asynchronous(active=2, compute=times)
+    >>> [times.of(seed=0, what="compute", client=0, name="ann", turn=turn) for turn in range(3)]
+    [2.0, 5.0, 2.0]
     """
     kind("file", file, str, "the path of a CSV file")
     with report_errors("file", "a CSV file that can be read", (OSError, csv.Error, ValueError), f" at {file}"):

@@ -59,7 +59,7 @@ class Store:
     def settle(self, changes: Changes) -> None:
         """Called when the checkpoint that holds these changes is written."""
 
-    def restart(self, round: int, changes: Changes, wanted: str) -> None:
+    def restart(self, round: int, changes: Changes, checksum: str) -> None:
         """Go on from the checkpoint of that round, which holds these changes and the store's checksum."""
 
     def start_again(self) -> None:
@@ -88,8 +88,8 @@ class DiskStore(Store):
         self.layout = {"clients": clients, "leaves": leaves}
         if not resumed and not (folder / LAYOUT).exists():
             create_records(folder, self.layout, sum(self.sizes), run)
-        stored = read_sealed(folder / LAYOUT, run, ("clients", "leaves", "bytes"), START_AGAIN)
-        same = {key: stored[key] for key in self.layout} == self.layout
+        layout = read_sealed(folder / LAYOUT, run, ("clients", "leaves", "bytes"), START_AGAIN)
+        same = {key: layout[key] for key in self.layout} == self.layout
         must(same, "clients", "states of this model and data", f"others in {folder}")
         self.records: Records = open_records(folder, run)
 
@@ -132,13 +132,13 @@ class DiskStore(Store):
         """Write the changes to the index."""
         self.records.settle(changes)
 
-    def restart(self, round: int, changes: Changes, wanted: str) -> None:
+    def restart(self, round: int, changes: Changes, checksum: str) -> None:
         """Check that the index is the checkpoint's, and settle its changes where a kill came between."""
         clients, slots = changes[:, 0], changes[:, 2]
-        known = bool(((clients >= 0) & (clients < self.records.clients) & (slots > 0) & (slots < 3)).all())
-        same, got = known and self.digest(changes) == wanted, f"another index in {self.folder}"
-        must(same, "clients", f"as the checkpoint of round {round} has it", got, START_AGAIN)
-        if self.digest(changes[:0]) != wanted:
+        valid = bool(((clients >= 0) & (clients < self.records.clients) & (slots > 0) & (slots < 3)).all())
+        same, fault = valid and self.digest(changes) == checksum, f"another index in {self.folder}"
+        must(same, "clients", f"as the checkpoint of round {round} has it", fault, START_AGAIN)
+        if self.digest(changes[:0]) != checksum:
             self.settle(changes)
 
     def check_states(self) -> None:
@@ -149,8 +149,8 @@ class DiskStore(Store):
     def start_again(self) -> None:
         """Empty the store, unless a checkpoint was written that is lost."""
         last = self.records.last_round()
-        wanted = f"there, for clients has states of round {last}"
-        must(not last, "checkpoint", wanted, f"none in {self.folder.parent}", START_AGAIN)
+        constraint = f"there, for clients has states of round {last}"
+        must(not last, "checkpoint", constraint, f"none in {self.folder.parent}", START_AGAIN)
         if self.records.owners():
             create_records(self.folder, self.layout, sum(self.sizes), self.run)
             self.records = open_records(self.folder, self.run)

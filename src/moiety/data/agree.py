@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from moiety.data.fitting import Fitter
-from moiety.data.frame import Opened, collect_rows, trained_rows
+from moiety.data.frame import Frame, collect_rows, trained_rows
 from moiety.data.preprocess import Feature, Preprocessing, Sums, add_sums, sort_labels
 from moiety.data.values import as_label
 from moiety.errors import is_real, is_whole, must, refuse, report_errors
@@ -22,10 +22,10 @@ LARGEST, LONGEST = 1e150, 4000
 """The largest sum of a column, whose square is finite, and the most letters of a name."""
 
 
-def summarise_table(opened: Opened, options: Mapping[str, Any]) -> dict[str, Any]:
+def summarise_table(frame: Frame, options: Mapping[str, Any]) -> dict[str, Any]:
     """What an owner says of its table, as JSON holds it: no row."""
-    fitter = collect_rows(opened, missing=options["missing"], standardise=options["standardise"])
-    trained, rows = trained_rows(opened.placed), opened.rows
+    fitter = collect_rows(frame, missing=options["missing"], standardise=options["standardise"])
+    training, rows = trained_rows(frame.split), frame.rows
     counts = {
         name: {as_label(value): int(fitter.counts[name][code]) for value, code in words.codes.items()}
         for name, words in fitter.words.items()
@@ -34,13 +34,13 @@ def summarise_table(opened: Opened, options: Mapping[str, Any]) -> dict[str, Any
     if sums is not None:  # around 0, which all owners know
         sums = Sums(sums.rows, sums.total + sums.around * sums.rows, sums.squares, np.zeros_like(sums.around))
     return {
-        "features": [[each.name, each.kind, each.encoding] for each in opened.features],
-        "rows": int(trained.sum()),
+        "features": [[each.name, each.kind, each.encoding] for each in frame.features],
+        "rows": int(training.sum()),
         "sums": None if sums is None else [part.tolist() for part in sums[:3]],
         "absent": dict(fitter.absent),
         "categories": counts,
         "classes": list(rows.class_names),
-        "weight": None if rows.weight is None else float(rows.weight[trained].sum()),
+        "weight": None if rows.weight is None else float(rows.weight[training].sum()),
     }
 
 
@@ -106,19 +106,19 @@ def _add_labels(fitter: Fitter, name: str, counts: Sequence[Mapping[str, int]]) 
     fitter.counts[name] = np.array([sum(each.get(label, 0) for each in counts) for label in labels], dtype=np.int64)
 
 
-def match_recipe(opened: Opened, recipe: Preprocessing) -> Opened:
+def match_recipe(frame: Frame, recipe: Preprocessing) -> Frame:
     """The table with its labels counted as in the recipe; one with other columns or classes is refused."""
-    for feature, own in zip(recipe.features, opened.features, strict=False):
+    for feature, own in zip(recipe.features, frame.features, strict=False):
         same = (feature.name, feature.kind) == (own.name, own.kind)
         must(same, f"column {own.name!r}", f"{feature.kind} {feature.name!r}, as on other devices", own.kind)
     count = len(recipe.features)
-    must(len(opened.features) == count, "features", f"the {count} that others have", len(opened.features))
-    rows = opened.rows
+    must(len(frame.features) == count, "features", f"the {count} that others have", len(frame.features))
+    rows = frame.rows
     if bool(rows.class_names) != bool(recipe.class_names):
         refuse("target", KINDS, "labels here or there alone")
     if not rows.class_names:
-        return opened
+        return frame
     unknown = [name for name in rows.class_names if name not in recipe.class_names]
     must(not unknown, "target", f"one of the {len(recipe.class_names)} agreed classes", ", ".join(unknown[:3]))
     places = np.array([recipe.class_names.index(name) for name in rows.class_names], dtype=np.int64)
-    return opened._replace(rows=rows._replace(y=places[rows.y], class_names=recipe.class_names))
+    return frame._replace(rows=rows._replace(y=places[rows.y], class_names=recipe.class_names))

@@ -24,11 +24,11 @@ def largest_remainder(counts: Ints, group: Ints, totals: Ints, generator: np.ran
     sums = np.bincount(group, weights=counts, minlength=len(totals)).astype(np.int64)
     # Whole numbers throughout: in floating point, remainders that are equal would differ in their last bit.
     whole, remainder = np.divmod(totals[group] * counts, np.maximum(sums[group], 1))
-    left = totals - np.bincount(group, weights=whole, minlength=len(totals)).astype(np.int64)
+    rest = totals - np.bincount(group, weights=whole, minlength=len(totals)).astype(np.int64)
     order = np.lexsort((generator.random(len(counts)), -remainder, group))
     rank = np.empty_like(order)
     rank[order] = position_in_run(group[order])
-    return np.asarray(whole + (rank < left[group]))
+    return np.asarray(whole + (rank < rest[group]))
 
 
 def assign_parts(
@@ -50,18 +50,18 @@ def assign_parts(
     if isinstance(test, np.ndarray):
         part[test] = 2
     elif test > 0:
-        wanted = np.minimum(np.maximum(round_half_up(sizes * test), 1), sizes - 1)
-        part[draw_stratified(np.arange(len(owner)), owner, labels, wanted, generator)] = 2
+        counts = np.minimum(np.maximum(round_half_up(sizes * test), 1), sizes - 1)
+        part[draw_stratified(np.arange(len(owner)), owner, labels, counts, generator)] = 2
     if validation > 0:
         rest = np.flatnonzero(part == 0)
         room = np.bincount(owner[rest], minlength=clients) - 1
-        wanted = np.minimum(round_half_up(sizes * validation), np.maximum(room, 0))
-        part[draw_stratified(rest, owner, labels, wanted, generator)] = 1
+        counts = np.minimum(round_half_up(sizes * validation), np.maximum(room, 0))
+        part[draw_stratified(rest, owner, labels, counts, generator)] = 1
     return part
 
 
-def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, generator: np.random.Generator) -> Ints:
-    """``wanted[client]`` of each client's rows among ``rows``, in proportion to its labels among them."""
+def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, counts: Ints, generator: np.random.Generator) -> Ints:
+    """``counts[client]`` of each client's rows among ``rows``, in proportion to its labels among them."""
     client = owner[rows]
     label = np.zeros(len(rows), dtype=np.int64) if labels is None else labels[rows]
     order = np.lexsort((generator.random(len(rows)), label, client))
@@ -69,7 +69,7 @@ def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, wanted: Ints, 
     # A cell is the run of rows with one client and one label; its rows lie in random order.
     first = _begins_run(client) | _begins_run(label)
     cell = np.cumsum(first) - 1
-    quota = largest_remainder(np.bincount(cell), client[first], wanted, generator)
+    quota = largest_remainder(np.bincount(cell), client[first], counts, generator)
     return np.asarray(rows[order[position_in_run(cell) < quota[cell]]])
 
 

@@ -124,8 +124,8 @@ def make(
     by_row = np.ndim(test) > 0
     if by_row:
         test = np.asarray(test)
-        got = f"{test.dtype} of shape {list(test.shape)}"
-        must(test.dtype == np.bool_ and test.shape == rows.shape, "test", f"a share or {len(rows)} booleans", got)
+        shape = f"{test.dtype} of shape {list(test.shape)}"
+        must(test.dtype == np.bool_ and test.shape == rows.shape, "test", f"a share or {len(rows)} booleans", shape)
     check_fractions(0.0 if by_row else test, validation)
     rng = generator(int(seed), "data", "split")
     part = assign_parts(owner, labels, len(names), test=test, validation=validation, generator=rng)
@@ -213,6 +213,6 @@ def _check_alike(client: str, table: Columns, first: str, model: Columns) -> Non
     same = table.keys() == model.keys()
     must(same, "columns", f"{sorted(model)} as in client {first!r}", f"{sorted(table)} in client {client!r}")
     for name, column in table.items():
-        want, got = describe_array(model[name], 1), describe_array(column, 1)
-        constraint = f"{want} a row as in client {first!r}"
-        must(want == got, f"columns.{name}", constraint, f"{got} a row in client {client!r}")
+        expected, form = describe_array(model[name], 1), describe_array(column, 1)
+        constraint = f"{expected} a row as in client {first!r}"
+        must(expected == form, f"columns.{name}", constraint, f"{form} a row in client {client!r}")

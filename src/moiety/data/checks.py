@@ -41,9 +41,9 @@ def as_column(name: str, values: Any, where: str = "", place: Callable[[int], st
     if name == "y" and column.dtype.kind in "iu" and column.size and column.min() < 0:
         odd = (column < 0) & ((column != PADDING) | (column.ndim == 1))
         row = int(np.argmax(odd.reshape(len(column), -1).any(axis=1)))
-        wanted = "labels from 0" if column.ndim == 1 else f"labels from 0, or {PADDING} for padding"
-        got = f"{column[row].min()}{where} (row {row})"
-        must(not odd.any(), "columns.y", wanted, got, "Number the classes 0, 1, ...")
+        constraint = "labels from 0" if column.ndim == 1 else f"labels from 0, or {PADDING} for padding"
+        value = f"{column[row].min()}{where} (row {row})"
+        must(not odd.any(), "columns.y", constraint, value, "Number the classes 0, 1, ...")
     if column.dtype.kind == "b" or (column.dtype == np.uint8 and name != "y"):
         return column
     large = column.dtype == np.uint64 and column.size > 0 and int(column.max()) > np.iinfo(np.int64).max
@@ -58,8 +58,8 @@ def check_finite(name: str, column: Array, where: Callable[[int], str]) -> None:
     bad = ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
     row = int(np.argmax(bad))
     value = column[row].reshape(-1)
-    got = f"{value[~np.isfinite(value)][0]} ({where(row)})"
-    refuse(f"columns.{name}", "finite everywhere", got, FILL)
+    problem = f"{value[~np.isfinite(value)][0]} ({where(row)})"
+    refuse(f"columns.{name}", "finite everywhere", problem, FILL)
 
 
 def check_fractions(test: Any, validation: Any) -> None:

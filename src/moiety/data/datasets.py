@@ -108,22 +108,22 @@ def _class_names(data: Any, columns: Sequence[str] | Mapping[str, str] | None) -
     return [str(name) for name in names] if isinstance(names, list | tuple) else None
 
 
-def _join_labels(tables: Sequence[dict[str, Any]], named: Sequence[list[str] | None]) -> tuple[str, ...]:
+def _join_labels(tables: Sequence[dict[str, Any]], class_names: Sequence[list[str] | None]) -> tuple[str, ...]:
     """The names of the labels ``y`` of all tables, which get the same labels for the same names.
 
     Texts become labels. Where a table's labels have no names, or others than it says, nothing is changed.
     """
     labels = [table.get("y") for table in tables]
-    known = [names for names in named if names is not None]
+    lists = [names for names in class_names if names is not None]
     if all(isinstance(y, list) for y in labels):
         names = sort_labels(sorted({text for y in labels for text in y or ()}))
-        known = [names] * len(tables)
+        lists = [names] * len(tables)
         labels = [_place(y or (), names) for y in labels]
-    if len(known) < len(tables) or not all(_fit_names(y, own) for y, own in zip(labels, known, strict=True)):
+    if len(lists) < len(tables) or not all(_fit_names(y, own) for y, own in zip(labels, lists, strict=True)):
         return ()
-    alike = all(own == known[0] for own in known)
-    names = known[0] if alike else sort_labels(sorted({name for own in known for name in own}))
-    for table, y, own in zip(tables, labels, known, strict=True):
+    alike = all(own == lists[0] for own in lists)
+    names = lists[0] if alike else sort_labels(sorted({name for own in lists for name in own}))
+    for table, y, own in zip(tables, labels, lists, strict=True):
         table["y"] = _place(own, names)[y]
     return tuple(names)
 
@@ -159,9 +159,9 @@ def tokenise(texts: Sequence[str], tokenizer: Tokenizer, *, max_length: int = 12
     for row, each in enumerate(texts):
         must(isinstance(each, str), "text", "a text in every row", f"{each!r:.40} in row {row}")
     with report_errors("tokenizer", "one that takes a list of texts"):
-        encoded = tokenizer(list(texts), truncation=True, padding=True, max_length=max_length, return_tensors="np")
-    wanted = ("input_ids", "attention_mask")
-    return {name: np.asarray(encoded[name]) for name in wanted if name in encoded}
+        tokens = tokenizer(list(texts), truncation=True, padding=True, max_length=max_length, return_tensors="np")
+    columns = ("input_ids", "attention_mask")
+    return {name: np.asarray(tokens[name]) for name in columns if name in tokens}
 
 
 def _tokenise_tables(tables: Sequence[dict[str, Any]], text: str, tokenizer: Tokenizer, max_length: int) -> None:
@@ -202,17 +202,17 @@ def _read_table(
 
 
 def _read_columns(
-    known: Sequence[str],
+    header: Sequence[str],
     read: Callable[[str], Any],
     columns: Sequence[str] | Mapping[str, str] | None,
     where: str,
     keep: Sequence[str | None],
 ) -> dict[str, Any]:
     """The columns that the user names, and those to ``keep``, by their new names."""
-    names = columns if isinstance(columns, Mapping) else {name: name for name in columns or known}
+    names = columns if isinstance(columns, Mapping) else {name: name for name in columns or header}
     names = {**{name: name for name in keep if name}, **names}
     for name in names:
-        must(name in known, "columns", f"columns of the data{where}", name, near(name, known))
+        must(name in header, "columns", f"columns of the data{where}", name, near(name, header))
     return {new: _as_array(old, read(old), where) for old, new in names.items()}
 
 

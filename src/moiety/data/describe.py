@@ -175,11 +175,11 @@ def _hash_rows(column: Array, place: int) -> NDArray[np.uint64]:
     words = wide.view(np.uint64)
     with np.errstate(over="ignore"):
         # The finaliser of SplitMix64, with another constant for each place of a row.
-        mixed = words + np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        mixed += np.uint64(place + 1) * np.uint64(0xD1B54A32D192ED03)
+        bits = words + np.arange(1, words.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        bits += np.uint64(place + 1) * np.uint64(0xD1B54A32D192ED03)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        return np.asarray((mixed ^ (mixed >> np.uint64(31))).sum(axis=1, dtype=np.uint64))
+            bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+        return np.asarray((bits ^ (bits >> np.uint64(31))).sum(axis=1, dtype=np.uint64))
 
 
 def _count(names: Sequence[str], noun: str) -> str:

@@ -99,9 +99,9 @@ def open_mapped(path: Path, column: Array, bounds: Array, *, read_all: bool = Fa
     """
     edges = block_edges(bounds, len(column))
     state, note = _file_state(path), path.with_name(f"{path.name}.digest")
-    known = None if read_all else _read_beside(note, state, _hash(edges))
-    if known is not None:
-        return MappedFile(column, path, state, known)
+    digest = None if read_all else _read_beside(note, state, _hash(edges))
+    if digest is not None:
+        return MappedFile(column, path, state, digest)
     entry: dict[str, Any] = {"state": state, "read": time.time_ns(), "digest": digest_column(column, edges)}
     if not read_all and _file_state(path) == state:
         with contextlib.suppress(MoietyError):  # the folder may be read-only: then all is read at every start
@@ -169,11 +169,11 @@ def fingerprint_of(digest: Digest) -> str:
 
 def release_pages(column: Array) -> None:
     """Let go of the pages of a mapped column that were read; the system still caches the file."""
-    mapped: Any = getattr(column, "_mmap", None)
+    pages: Any = getattr(column, "_mmap", None)
     # In other modes pages may hold changes that are nowhere else.
-    shared = isinstance(mapped, mmap.mmap) and getattr(column, "mode", "") in ("r", "r+")
+    shared = isinstance(pages, mmap.mmap) and getattr(column, "mode", "") in ("r", "r+")
     if shared and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+        pages.madvise(mmap.MADV_DONTNEED)
 
 
 def _hash(array: Array) -> str:

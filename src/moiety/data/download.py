@@ -56,8 +56,8 @@ def download(original: Original, folder: Path, bar: Bar | None = None) -> Path:
         except requests.RequestException as error:
             problem = f"{type(error).__name__} from {address}"
         except OSError as error:
-            got = f"{error.strerror or error} at {folder}"
-            refuse("data folder", "one that can be written", got, "Make room, or set MOIETY_DATA to another.")
+            reason = f"{error.strerror or error} at {folder}"
+            refuse("data folder", "one that can be written", reason, "Make room, or set MOIETY_DATA to another.")
         except ValueError:  # pooch's word for another checksum
             problem = f"a file of another checksum than {original.check} from {address}"
     return refuse(original.name, "a file that can be fetched", problem, HINT)

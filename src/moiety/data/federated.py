@@ -88,17 +88,17 @@ Names = Sequence[str] | Array
 
 def check_names(name: str, names: Iterable[object]) -> None:
     """Raise unless all are texts that files can hold: without the character 0, which NumPy drops at a text's end."""
-    known: list[Any] = names.tolist() if isinstance(names, np.ndarray) else list(names)
+    texts: list[Any] = names.tolist() if isinstance(names, np.ndarray) else list(names)
     hint = "Give such clients other names."
-    must(all(isinstance(each, str) for each in known), name, "texts", "others", hint)
-    joined = "\n".join(known)
+    must(all(isinstance(each, str) for each in texts), name, "texts", "others", hint)
+    text = "\n".join(texts)
     try:
-        joined.encode()
-        odd = "\0" in joined
+        text.encode()
+        odd = "\0" in text
     except UnicodeEncodeError:
         odd = True
     if odd:
-        first = next(each for each in known if "\0" in each or each.encode(errors="replace").decode() != each)
+        first = next(each for each in texts if "\0" in each or each.encode(errors="replace").decode() != each)
         refuse(name, "names of valid Unicode, without the character 0", repr(first), hint)
 
 
@@ -134,8 +134,8 @@ class FederatedData:
         must(len(self.columns) > 0, "columns", "at least one named column", "none")
         for name, column in self.columns.items():
             fits = isinstance(column, np.ndarray) and column.ndim > 0 and column.dtype.kind in "biuf"
-            got = describe_array(column) if isinstance(column, np.ndarray) else type(column).__name__
-            must(fits, f"columns.{name}", "an array of numbers or booleans with an axis of rows", got)
+            form = describe_array(column) if isinstance(column, np.ndarray) else type(column).__name__
+            must(fits, f"columns.{name}", "an array of numbers or booleans with an axis of rows", form)
             if isinstance(column, np.ma.MaskedArray):
                 as_array(f"columns.{name}", column)
         lengths = {name: len(column) for name, column in self.columns.items()}
@@ -146,8 +146,8 @@ class FederatedData:
         must(len(b) > 0, "bounds", "of at least one client", "none")
         ordered = bool((np.diff(b, axis=1) >= 0).all()) and int(b.min()) >= 0 and int(b.max()) <= self.total
         must(ordered, "bounds", f"ascending within a client and within 0 to {self.total}", "others")
-        apart = bool((np.sort(b[:, 0])[1:] >= np.sort(b[:, 3])[:-1]).all())
-        must(apart, "bounds", "such that no row belongs to two clients", "clients whose rows overlap")
+        disjoint = bool((np.sort(b[:, 0])[1:] >= np.sort(b[:, 3])[:-1]).all())
+        must(disjoint, "bounds", "such that no row belongs to two clients", "clients whose rows overlap")
         must(len(self.ids) == len(b), "ids", f"one name for each of {len(b)} clients", len(self.ids))
         if not isinstance(self.ids, Numbered):
             check_names("ids", self.ids)
@@ -221,8 +221,8 @@ class FederatedData:
         at = self.position(client)
         name = str(self.ids[at])
         if not isinstance(client, str) and name != str(at) and self._position_of_name(str(at)) is not None:
-            got = f"{at}, which is the name of one and the position of client {name!r}"
-            refuse("client", "one client", got, f'Say "{at}" for the name, or data.ids[{at}] for the position.')
+            problem = f"{at}, which is the name of one and the position of client {name!r}"
+            refuse("client", "one client", problem, f'Say "{at}" for the name, or data.ids[{at}] for the position.')
         return at
 
     def position(self, client: int | str) -> int:

@@ -63,8 +63,8 @@ def fetch(name: str, *, originals: str | Path | None = None, bar: Bar | None = N
         if own is None:
             own, right = download(original, folder / ORIGINALS / _name_originals(row), bar), True
         files[original.name] = own
-        known = {} if original.folder else {"sha256": checksum_of(own)}
-        records.append({"name": original.name, **known, "check": original.check, "right": right})
+        checksum = {} if original.folder else {"sha256": checksum_of(own)}
+        records.append({"name": original.name, **checksum, "check": original.check, "right": right})
     arrays = convert(row, files)
     _write_npz(path, arrays)
     write_record(path, digest_arrays(arrays), records, trusted=all(record["right"] for record in records))
@@ -112,8 +112,8 @@ def _find_own(row: DataSet, original: Original, originals: str | Path | None) ->
         hint = f"{row.note} See {row.page}. Then: {row.command}"
         must(bool(original.addresses), "--from", f"a folder that holds the {what} {original.name}", originals, hint)
         return None, False
-    kind, _, known = original.check.partition(":")
-    right = not original.check or checksum_of(place, kind) == known
+    kind, _, checksum = original.check.partition(":")
+    right = not original.check or checksum_of(place, kind) == checksum
     if not right:
         warnings.warn(f"{place} is not the {original.name} that moiety knows, of {original.check}.", stacklevel=3)
     return place, right

@@ -84,13 +84,16 @@ class Fitter:
         most = MOST_CATEGORIES[feature.encoding]
         if len(words.codes) > most:
             hint = 'Leave it out with drop=, or say categories="codes".'
-            wanted, got = f"of at most {most:,} categories for {feature.encoding}", f"more by {place(len(column) - 1)}"
+            constraint, problem = (
+                f"of at most {most:,} categories for {feature.encoding}",
+                f"more by {place(len(column) - 1)}",
+            )
             if sum(is_number_text(as_label(value)) for value in words.codes) > most / 2:
-                got, hint = (
-                    f"{got}, and most are numbers",
+                problem, hint = (
+                    f"{problem}, and most are numbers",
                     "Look for a value that is none, or leave the column out with drop=.",
                 )
-            refuse(f"column {name!r}", wanted, got, hint)
+            refuse(f"column {name!r}", constraint, problem, hint)
 
     def finish(self) -> tuple[Feature, ...]:
         """The features with what was fitted."""
@@ -124,8 +127,8 @@ class Fitter:
             if self.missing == "median":
                 values = np.array(self.values[k, : self.rows])
                 fill = float(np.median(values[~np.isnan(values)]))
-            filled = sum_rows(np.full((absent, 1), fill), column.around)
-            column = add_sums([column, filled])
+            fills = sum_rows(np.full((absent, 1), fill), column.around)
+            column = add_sums([column, fills])
         if self.standardise and feature.kind == "number":
             feature = replace(feature, mean=float(column.mean[0]), scale=float(column.scale[0]))
         return replace(feature, fill=fill, **self._notes(feature.name))
@@ -147,8 +150,8 @@ def read_raw(features: Sequence[Feature], columns: Mapping[str, pa.Array], place
         if feature.kind != "category":
             raw.append(read_numbers(feature.name, column, place, missing=may))
             continue
-        known = {category: code for code, category in enumerate(feature.categories)}
-        codes = look_up(column, known, missing=-2, unknown=-1)
+        positions = {category: code for code, category in enumerate(feature.categories)}
+        codes = look_up(column, positions, missing=-2, unknown=-1)
         absent = codes == -2
         if absent.any() and not may:
             refuse_missing(feature.name, place(int(np.argmax(absent))))
@@ -178,18 +181,21 @@ def check_texts(table: Table, name: str, labels: Sequence[str], way_out: str) ->
     """
     odd = looks_mixed(labels)
     if odd is not None:
-        got, hint = f"{odd!r} at {find_row(table, name, odd)}", f"Correct that row, or {way_out} where these are names."
-        refuse(f"column {name!r}", "all numbers, or all texts", got, hint)
+        problem, hint = (
+            f"{odd!r} at {find_row(table, name, odd)}",
+            f"Correct that row, or {way_out} where these are names.",
+        )
+        refuse(f"column {name!r}", "all numbers, or all texts", problem, hint)
     if labels and all("," in label and is_number_text(label.replace(",", ".", 1)) for label in labels):
-        got = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
+        problem = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
         how = 'Write a point (pandas.read_csv has decimal=",")'
-        refuse(f"column {name!r}", "of numbers with a decimal point", got, f"{how}, or {way_out}.")
+        refuse(f"column {name!r}", "of numbers with a decimal point", problem, f"{how}, or {way_out}.")
     if labels and all(label.endswith("%") and is_number_text(label[:-1]) for label in labels):
-        got = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
-        refuse(f"column {name!r}", "of numbers without a sign", got, f"Write 12.5 and not 12.5%, or {way_out}.")
+        problem = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
+        refuse(f"column {name!r}", "of numbers without a sign", problem, f"Write 12.5 and not 12.5%, or {way_out}.")
     if labels and all(map(DATED.fullmatch, labels)):
-        got = f"the date {labels[0]!r} at {find_row(table, name, labels[0])}"
-        refuse(f"column {name!r}", "of numbers or names", got, f"{DATE} Where these are names, {way_out}.")
+        problem = f"the date {labels[0]!r} at {find_row(table, name, labels[0])}"
+        refuse(f"column {name!r}", "of numbers or names", problem, f"{DATE} Where these are names, {way_out}.")
 
 
 DATED = re.compile(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}([ T].*)?")
@@ -202,8 +208,8 @@ def check_spaces(table: Table, name: str, labels: Sequence[str]) -> None:
     for label in labels:
         first = spellings.setdefault(" ".join(label.split()), label)
         if first != label:
-            got = f"{first!r} and {label!r} at {find_row(table, name, label)}"
-            refuse(f"column {name!r}", "of names that differ in more than spaces", got, "Make them alike.")
+            pair = f"{first!r} and {label!r} at {find_row(table, name, label)}"
+            refuse(f"column {name!r}", "of names that differ in more than spaces", pair, "Make them alike.")
 
 
 def find_row(table: Table, name: str, label: str | None) -> str:

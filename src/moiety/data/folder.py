@@ -83,10 +83,10 @@ def map_array(path: Path, meta: Mapping[str, Any], file: str) -> Array:
     """One of the files as an array that is read from disk where it is used."""
     of_heads = (SyntaxError, TokenError, RecursionError, OverflowError)  # of a head that no version of moiety wrote
     try:
-        with (path / file).open("rb") as opened:
-            wanted = meta["files"][file]
-            head, size = opened.read(wanted["checked"]), os.fstat(opened.fileno()).st_size
-        if (size, digest(head)) != (wanted["bytes"], wanted["check"]):
+        with (path / file).open("rb") as stream:
+            entry = meta["files"][file]
+            head, size = stream.read(entry["checked"]), os.fstat(stream.fileno()).st_size
+        if (size, digest(head)) != (entry["bytes"], entry["check"]):
             raise ValueError("other bytes")
         array = np.load(path / file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, *of_heads):

@@ -106,22 +106,22 @@ def from_frame(
     (FederatedData(2 clients, 4 rows; x float32 [1], y int64), ('ill', 'well'))
     """
     options = {key: value for key, value in locals().items() if key != "data"}
-    opened = open_rows(data, options)
+    frame = open_rows(data, options)
     with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused below
-        fitted = _fit(opened, missing=missing, standardise=standardise, on_disk=on_disk)
-    rows, mean = opened.rows, 1.0
+        inputs = _fit(frame, missing=missing, standardise=standardise, on_disk=on_disk)
+    rows, mean = frame.rows, 1.0
     if rows.weight is not None:
-        mean = float(rows.weight[trained_rows(opened.placed)].mean())
+        mean = float(rows.weight[trained_rows(frame.split)].mean())
         must(mean > 0, f"column {weights!r}", "above 0 in some training row", "0 in all of them")
-    recipe = Preprocessing(fitted, target, rows.class_names, weights or "", mean, dtype)
-    return replace(apply_recipe(opened, recipe, on_disk=on_disk), spec=_write_spec(data, options))
+    recipe = Preprocessing(inputs, target, rows.class_names, weights or "", mean, dtype)
+    return replace(apply_recipe(frame, recipe, on_disk=on_disk), spec=_write_spec(data, options))
 
 
 OPTIONS = {key: each.default for key, each in inspect.signature(from_frame).parameters.items() if key != "data"}
 """The options of ``from_frame`` and their defaults."""
 
 
-def open_rows(data: Any, options: Mapping[str, Any]) -> Opened:
+def open_rows(data: Any, options: Mapping[str, Any]) -> Frame:
     """The table with its features, roles and parts, before anything is fitted; ``options`` are those of from_frame."""
     client, features, drop, categories = (options[key] for key in ("client", "features", "drop", "categories"))
     time, group, test, validation = (options[key] for key in ("time", "group", "test", "validation"))
@@ -136,48 +136,48 @@ def open_rows(data: Any, options: Mapping[str, Any]) -> Opened:
     must(not by_row or (time is None and group is None), "test", "a share with time or group", repr(test))
     roles = {role: options[role] for role in ("client", "target", "time", "group", "weights")}
     roles |= {"test": test} if isinstance(test, str) else {}
-    named = list(roles.values())
+    names = list(roles.values())
     table = open_table(
         data,
-        lambda name: name not in named and (name in drop or name not in (features or [name])),
+        lambda name: name not in names and (name in drop or name not in (features or [name])),
         as_written=[client] if isinstance(client, str) else [],
     )
     empty = all(pa.types.is_null(each) or name in table.as_written for name, each in table.types.items())
     must(not empty, "data", "at least one row", "none")
-    used = check_roles(table, {role: name for role, name in roles.items() if name is not None or role in NEEDED})
-    inputs = _choose_features(table, used, features, drop, categories)
-    rows = read_roles(table, used, options["task"])
+    columns = check_roles(table, {role: name for role, name in roles.items() if name is not None or role in NEEDED})
+    inputs = _choose_features(table, columns, features, drop, categories)
+    rows = read_roles(table, columns, options["task"])
     if by_row and not isinstance(test, str):
-        held = np.asarray(test)
-        got = f"{held.dtype} of shape {list(held.shape)}"
-        fits = held.dtype == np.bool_ and held.shape == rows.owner.shape
-        must(fits, "test", f"a share, a column, or {len(rows.owner)} booleans", got)
-        rows = rows._replace(test=held)
-    placed = _place_rows(rows, test=test, validation=validation, unseen=unseen, seed=seed)
-    return Opened(table, inputs, rows, placed, list(categories) if isinstance(categories, Mapping) else [])
+        mask = np.asarray(test)
+        shape = f"{mask.dtype} of shape {list(mask.shape)}"
+        fits = mask.dtype == np.bool_ and mask.shape == rows.owner.shape
+        must(fits, "test", f"a share, a column, or {len(rows.owner)} booleans", shape)
+        rows = rows._replace(test=mask)
+    split = _place_rows(rows, test=test, validation=validation, unseen=unseen, seed=seed)
+    return Frame(table, inputs, rows, split, list(categories) if isinstance(categories, Mapping) else [])
 
 
-def apply_recipe(opened: Opened, recipe: Preprocessing, *, on_disk: bool | None = None) -> FederatedData:
+def apply_recipe(frame: Frame, recipe: Preprocessing, *, on_disk: bool | None = None) -> FederatedData:
     """The data that a recipe makes of a table; the recipe's classes are those of its rows."""
-    rows, placed, weights = opened.rows, opened.placed, recipe.weights
-    columns = {"x": _make_x(opened, recipe, on_disk), "y": _put(rows.y, placed)}
+    rows, split, weights = frame.rows, frame.split, recipe.weights
+    columns = {"x": _make_x(frame, recipe, on_disk), "y": _put(rows.y, split)}
     columns["y"] = columns["y"] if rows.class_names else _narrow(columns["y"], recipe.target, recipe.dtype)
     if rows.weight is not None:
-        columns["weight"] = _narrow(_put(rows.weight, placed) / recipe.weight_mean, weights, recipe.dtype)
-    return _assemble(columns, placed, recipe)
+        columns["weight"] = _narrow(_put(rows.weight, split) / recipe.weight_mean, weights, recipe.dtype)
+    return _assemble(columns, split, recipe)
 
 
 def from_table(arguments: Mapping[str, Any]) -> FederatedData:
     """The data that the table ``[data]`` of a file describes: ``path``, and the options of ``from_frame``."""
-    given = {key: value for key, value in arguments.items() if key not in ("name", "path", "validation_in_train")}
-    for key in given:
+    options = {key: value for key, value in arguments.items() if key not in ("name", "path", "validation_in_train")}
+    for key in options:
         choice("data", key, (*OPTIONS, "name", "path", "validation_in_train"))
     path, in_train = arguments.get("path"), arguments.get("validation_in_train", False)
     kind("data.path", path, (str, list), "the path of CSV or Parquet files")
     kind("data.validation_in_train", in_train, bool, "true or false")
     for key in ("client", "target"):
-        kind(f"data.{key}", given.get(key), str, "the name of a column")
-    fed = from_frame(path, **given)
+        kind(f"data.{key}", options.get(key), str, "the name of a column")
+    fed = from_frame(path, **options)
     return fed.with_validation_in_train() if in_train else fed
 
 
@@ -196,7 +196,7 @@ def _write_spec(data: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return spec if all(isinstance(v, dict) or writable(v) for v in spec.values()) else {}
 
 
-class _Placed(NamedTuple):
+class _Split(NamedTuple):
     """Where rows go: the part and new place of each, bounds and names of all clients, and how many training sees."""
 
     part: Array
@@ -206,13 +206,13 @@ class _Placed(NamedTuple):
     seen: int
 
 
-class Opened(NamedTuple):
+class Frame(NamedTuple):
     """A table whose rows have their places: ``features`` are not fitted yet, those ``sure`` may look like numbers."""
 
     table: Table
     features: list[Feature]
     rows: Rows
-    placed: _Placed
+    split: _Split
     sure: list[str]
 
 
@@ -223,9 +223,9 @@ def _check_options(
     each = list(categories.values()) if isinstance(categories, Mapping) else [categories]
     for value in each:
         choice("categories", value, ENCODINGS)
-    for name, value, known in (("missing", missing, MISSING), ("task", task, TASKS)):
+    for name, value, names in (("missing", missing, MISSING), ("task", task, TASKS)):
         if value is not None:
-            choice(name, value, known)
+            choice(name, value, names)
     choice("dtype", dtype, DTYPES)
     kind("standardise", standardise, bool, "true or false")
     kind("on_disk", on_disk, (bool, type(None)), "true or false")
@@ -241,31 +241,31 @@ def _choose_features(
     categories: str | Mapping[str, str],
 ) -> list[Feature]:
     """The features, with their kinds, before anything is fitted."""
-    taken = set(roles.values())
-    forced = dict(categories) if isinstance(categories, Mapping) else {}
-    for role, names in {"features": features, "drop": drop, "categories": list(forced)}.items():
+    role_columns = set(roles.values())
+    encodings = dict(categories) if isinstance(categories, Mapping) else {}
+    for role, names in {"features": features, "drop": drop, "categories": list(encodings)}.items():
         if names is None:
             continue
         for name in names:
             if name not in table.types:
                 refuse(role, "columns of the table", repr(name), near(str(name), table.types))
-            got = f"{name!r}, the {next((r for r, n in roles.items() if n == name), '')}"
-            must(name not in taken or role == "drop", role, "columns without another use", got)
+            use = f"{name!r}, the {next((r for r, n in roles.items() if n == name), '')}"
+            must(name not in role_columns or role == "drop", role, "columns without another use", use)
         must(len(set(names)) == len(names), role, "columns that differ", f"{names}")
     names = list(table.types) if features is None else list(features)
-    names = [name for name in names if name not in taken and name not in drop]
+    names = [name for name in names if name not in role_columns and name not in drop]
     must(len(names) > 0, "features", "at least one column besides client and target", "none")
     inputs = []
     for name in names:
-        sort = "category" if name in forced else check_feature(name, table.types[name])
+        sort = "category" if name in encodings else check_feature(name, table.types[name])
         default = categories if isinstance(categories, str) else "one-hot"
-        inputs.append(Feature(name, sort, forced.get(name, default) if sort == "category" else ""))
-    for name in forced:
+        inputs.append(Feature(name, sort, encodings.get(name, default) if sort == "category" else ""))
+    for name in encodings:
         must(name in names, "categories", "for columns that are features", repr(name))
     return inputs
 
 
-def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed: int) -> _Placed:
+def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed: int) -> _Split:
     """Split each client's rows and order all rows by client and part; clients never seen come last."""
     owner, names, count = rows.owner, rows.names, len(rows.names)
     rng = generator(int(seed), "data", "split")
@@ -284,8 +284,8 @@ def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed
     seen = count
     if unseen > 0:
         hidden = round(unseen * count)
-        wanted = f"a share that comes to some of the {count} clients, and not to all"
-        must(0 < hidden < count, "unseen_clients", wanted, f"{unseen}, or {hidden} of them")
+        constraint = f"a share that comes to some of the {count} clients, and not to all"
+        must(0 < hidden < count, "unseen_clients", constraint, f"{unseen}, or {hidden} of them")
         draw = np.sort(generator(int(seed), "data", "unseen").choice(count, size=hidden, replace=False))
         order = np.concatenate([np.delete(np.arange(count), draw), draw])
         rank = np.empty(count, dtype=np.int64)
@@ -297,41 +297,41 @@ def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed
     place[sequence] = np.arange(len(owner))
     ends = np.cumsum(np.bincount(key, minlength=3 * count)).reshape(count, 3)
     bounds = np.column_stack([np.concatenate([[0], ends[:-1, 2]]), ends])
-    return _Placed(part, place, bounds, names, seen)
+    return _Split(part, place, bounds, names, seen)
 
 
-def trained_rows(placed: _Placed) -> Array:
+def trained_rows(split: _Split) -> Array:
     """Whether each row is a training row of a client that training sees."""
-    return np.asarray((placed.part == 0) & (placed.place < placed.bounds[placed.seen - 1, 3]))
+    return np.asarray((split.part == 0) & (split.place < split.bounds[split.seen - 1, 3]))
 
 
-def _fit(opened: Opened, *, missing: str | None, standardise: bool, on_disk: bool | None) -> tuple[Feature, ...]:
+def _fit(frame: Frame, *, missing: str | None, standardise: bool, on_disk: bool | None) -> tuple[Feature, ...]:
     """Go through the training rows of all features, where there is something to fit."""
-    features = opened.features
+    features = frame.features
     if missing is None and not standardise and all(feature.kind != "category" for feature in features):
         return tuple(features)
-    fitted = collect_rows(opened, missing=missing, standardise=standardise, on_disk=on_disk).finish()
-    for feature in fitted:
-        check_spaces(opened.table, feature.name, feature.categories)
-        if feature.categories and feature.name not in opened.sure:
+    inputs = collect_rows(frame, missing=missing, standardise=standardise, on_disk=on_disk).finish()
+    for feature in inputs:
+        check_spaces(frame.table, feature.name, feature.categories)
+        if feature.categories and feature.name not in frame.sure:
             way_out = f'say categories={{"{feature.name}": "{feature.encoding}"}}'
-            check_texts(opened.table, feature.name, feature.categories, way_out)
-    return fitted
+            check_texts(frame.table, feature.name, feature.categories, way_out)
+    return inputs
 
 
-def collect_rows(opened: Opened, *, missing: str | None, standardise: bool, on_disk: bool | None = None) -> Fitter:
+def collect_rows(frame: Frame, *, missing: str | None, standardise: bool, on_disk: bool | None = None) -> Fitter:
     """What the training rows say about all features."""
-    table, features, trained = opened.table, opened.features, trained_rows(opened.placed)
+    table, features, training = frame.table, frame.features, trained_rows(frame.split)
     fitter = Fitter(
         features,
         missing=missing,
         standardise=standardise,
-        rows=int(trained.sum()),
+        rows=int(training.sum()),
         room=lambda shape: make_room(shape, "float64", on_disk),
     )
     first = 0
     for block in table.read([feature.name for feature in features]):
-        rows = np.flatnonzero(trained[first : first + block.rows])
+        rows = np.flatnonzero(training[first : first + block.rows])
         first += block.rows
         place = block.place
         if len(rows) == block.rows:
@@ -343,17 +343,17 @@ def collect_rows(opened: Opened, *, missing: str | None, standardise: bool, on_d
     return fitter
 
 
-def _make_x(opened: Opened, recipe: Preprocessing, on_disk: bool | None) -> Array:
+def _make_x(frame: Frame, recipe: Preprocessing, on_disk: bool | None) -> Array:
     """Go through the features of all rows and put them where they belong."""
-    table, placed, sure = opened.table, opened.placed, opened.sure
-    x = make_room((len(placed.place), len(recipe.names)), recipe.dtype, on_disk)
+    table, split, sure = frame.table, frame.split, frame.sure
+    x = make_room((len(split.place), len(recipe.names)), recipe.dtype, on_disk)
     unknown: Any = np.zeros(len(recipe.features), dtype=np.int64)
     first = 0
     for block in table.read([feature.name for feature in recipe.features]):
         raw = read_raw(recipe.features, block.columns, block.place)
         unknown += count_unknown(recipe.features, raw)
         _check_rows(first + block.rows <= len(x))
-        x[placed.place[first : first + block.rows]] = recipe.transform(raw, block.place)
+        x[split.place[first : first + block.rows]] = recipe.transform(raw, block.place)
         first += block.rows
         release_pages(x)
     _check_rows(first == len(x))
@@ -376,22 +376,22 @@ def _check_rows(same: bool) -> None:
     must(same, "data", "the same while it is read", "another number of rows", "Something writes to its files.")
 
 
-def _put(values: Array, placed: _Placed) -> Array:
+def _put(values: Array, split: _Split) -> Array:
     """The values of all rows in their new places."""
-    ordered = np.empty_like(values)
-    ordered[placed.place] = values
-    return ordered
+    column = np.empty_like(values)
+    column[split.place] = values
+    return column
 
 
-def _assemble(columns: Mapping[str, Array], placed: _Placed, recipe: Preprocessing) -> FederatedData:
+def _assemble(columns: Mapping[str, Array], split: _Split, recipe: Preprocessing) -> FederatedData:
     """The data of the clients that training sees, with the others as ``unseen``."""
     classes = len(recipe.class_names) or None
-    seen, cut = placed.seen, int(placed.bounds[placed.seen - 1, 3])
+    seen, cut = split.seen, int(split.bounds[split.seen - 1, 3])
     first = {name: column[:cut] for name, column in columns.items()}
-    names = placed.names if isinstance(placed.names, Numbered) else placed.names[:seen]
-    fed = FederatedData(first, placed.bounds[:seen], names, classes, preprocessing=recipe)
-    if seen == len(placed.bounds):
+    names = split.names if isinstance(split.names, Numbered) else split.names[:seen]
+    fed = FederatedData(first, split.bounds[:seen], names, classes, preprocessing=recipe)
+    if seen == len(split.bounds):
         return fed
     rest = {name: column[cut:] for name, column in columns.items()}
-    others = FederatedData(rest, placed.bounds[seen:] - cut, placed.names[seen:], classes, preprocessing=recipe)
+    others = FederatedData(rest, split.bounds[seen:] - cut, split.names[seen:], classes, preprocessing=recipe)
     return replace(fed, unseen=others)

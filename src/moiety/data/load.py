@@ -68,8 +68,8 @@ def load(
     FederatedData(5 clients, 40 rows; x float64 [2], y int64)
     """
     whole("seed", seed, -SEED, SEED)
-    got = type(partition).__name__
-    must(isinstance(partition, Partition | None), "partition", "one such as iid() or dirichlet(0.3)", got)
+    type_name = type(partition).__name__
+    must(isinstance(partition, Partition | None), "partition", "one such as iid() or dirichlet(0.3)", type_name)
     check_fractions(0.0, validation)
     kind("validation_in_train", validation_in_train, bool, "true or false")
     counts = {k: count for k, count in (("clients", clients), ("per_client", per_client)) if count is not None}
@@ -159,10 +159,10 @@ def _parameters(name: Rows) -> list[str]:
 
 def _check_source_options(name: Rows, options: dict[str, Any]) -> dict[str, Any]:
     """The options, after a check that the source knows them and takes their types."""
-    known, called = _parameters(name), name if isinstance(name, str) else OWN
+    keys, source = _parameters(name), name if isinstance(name, str) else OWN
     common = [k for k, p in inspect.signature(load).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in options:
-        must(key in known, "data", f"a table of known keys for {called}", key, near(key, known + common))
+        must(key in keys, "data", f"a table of known keys for {source}", key, near(key, keys + common))
     return check_arguments("data", SOURCES[name], options, {}) if isinstance(name, str) else {}
 
 
@@ -195,11 +195,11 @@ def _assign_owners(
 def _limit_rows(owner: Ints, labels: Ints | None, clients: int, most: int, seed: int) -> Ints:
     """The client of each row, with no more than ``most`` rows for any; the others are unused."""
     rows = np.flatnonzero(owner >= 0)
-    wanted = np.minimum(np.bincount(owner[rows], minlength=clients), most)
-    sample = draw_stratified(rows, owner, labels, wanted, generator(int(seed), "data", "rows"))
-    limited = np.full_like(owner, -1)
-    limited[sample] = owner[sample]
-    return limited
+    counts = np.minimum(np.bincount(owner[rows], minlength=clients), most)
+    sample = draw_stratified(rows, owner, labels, counts, generator(int(seed), "data", "rows"))
+    owners = np.full_like(owner, -1)
+    owners[sample] = owner[sample]
+    return owners
 
 
 def _draw_test_rows(owner: Ints, y: Ints, clients: int, pool: Columns, size: int, seed: int) -> Piece:
@@ -222,6 +222,6 @@ def standardise(fed: FederatedData, features: int) -> FederatedData:
     x = fed.columns["x"]
     training = x[fed.all_rows("train"), :features].astype(np.float64)
     mean, deviation = training.mean(axis=0), training.std(axis=0)
-    scaled = x.copy()
-    scaled[:, :features] = (x[:, :features] - mean) / np.where(deviation > 0, deviation, 1.0)
-    return replace(fed, columns={**fed.columns, "x": scaled})
+    values = x.copy()
+    values[:, :features] = (x[:, :features] - mean) / np.where(deviation > 0, deviation, 1.0)
+    return replace(fed, columns={**fed.columns, "x": values})

@@ -128,8 +128,10 @@ def classes_per_client(classes: int) -> Partition:
         for k, pool in enumerate(pools):
             holders = generator.permutation(np.flatnonzero(has_label[:, k]))
             hint = "Use fewer clients, or fewer classes for each."
-            got = f"{len(holders)} holders of a label with {len(pool)} rows"
-            must(len(holders) <= len(pool), "clients", "few enough that all holders of a label get a row", got, hint)
+            problem = f"{len(holders)} holders of a label with {len(pool)} rows"
+            must(
+                len(holders) <= len(pool), "clients", "few enough that all holders of a label get a row", problem, hint
+            )
             counts[holders, k] = _even_sizes(len(pool), len(holders))
         return _deal_pools(pools, counts, rows)
 
@@ -148,12 +150,12 @@ def shards(per_client: int = 2) -> Partition:
     whole("per_client", per_client, 1)
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
-        known = _need_labels("shards", labels)
+        y = _need_labels("shards", labels)
         count = clients * per_client
         must(count <= rows, "per_client", f"such that {rows} rows make {clients} x per_client shards", per_client)
         owner = np.empty(rows, dtype=np.int64)
         holder = generator.permutation(count) // per_client
-        owner[np.argsort(known, kind="stable")] = np.repeat(holder, _even_sizes(rows, count))
+        owner[np.argsort(y, kind="stable")] = np.repeat(holder, _even_sizes(rows, count))
         return owner
 
     return Partition(deal)
@@ -189,8 +191,8 @@ def natural(ids: ArrayLike | None = None) -> Partition:
     """
     names = None if ids is None else np.asarray(ids)
     if names is not None:
-        fit = names.ndim == 1 and names.dtype.kind in "iuU"
-        must(fit, "ids", "one integer or string for each row", f"{names.dtype} of shape {list(names.shape)}")
+        fits = names.ndim == 1 and names.dtype.kind in "iuU"
+        must(fits, "ids", "one integer or string for each row", f"{names.dtype} of shape {list(names.shape)}")
 
     def deal(labels: Ints | None, rows: int, clients: int, generator: np.random.Generator) -> Ints:
         if names is None or len(names) != rows:
@@ -208,7 +210,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {builder.__name__: builder for
 def _draw_balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np.random.Generator) -> Ints:
     """How many rows of each label every client draws; all clients have the same total."""
     each = int(sizes.sum()) // clients
-    left = sizes.copy()
+    stock = sizes.copy()
     counts = np.zeros((clients, len(sizes)), dtype=np.int64)
     # Labels may have run out for later clients. The order is random, so a client's number says nothing about that.
     for client in generator.permutation(clients):
@@ -217,14 +219,14 @@ def _draw_balanced_counts(sizes: Ints, clients: int, alpha: float, generator: np
         while need:
             # Draws of a label beyond its pool are repeated among the others. That is the same as drawing one row at
             # a time, and takes as many steps as there are labels that run out.
-            open_ratios = np.where(left > 0, ratios, 0.0)
+            open_ratios = np.where(stock > 0, ratios, 0.0)
             if not open_ratios.any():  # every label of this client has run out: take from what there is
-                open_ratios = left.astype(float)
+                open_ratios = stock.astype(float)
             open_ratios /= open_ratios.max()  # before the sum, which may underflow
-            drawn = np.minimum(generator.multinomial(need, open_ratios / open_ratios.sum()), left)
-            counts[client] += drawn
-            left -= drawn
-            need -= int(drawn.sum())
+            draw = np.minimum(generator.multinomial(need, open_ratios / open_ratios.sum()), stock)
+            counts[client] += draw
+            stock -= draw
+            need -= int(draw.sum())
     return counts
 
 
@@ -241,8 +243,8 @@ def _draw_uneven_counts(
             return counts
         best = max(best, smallest)
     hint = "Use fewer clients, a larger alpha, a smaller min_examples or balanced=True."
-    got = f"at best {best} for some client in {_TRIES} draws"
-    raise MoietyError(message("partition", f"one that gives every client {min_examples} rows", got, hint))
+    problem = f"at best {best} for some client in {_TRIES} draws"
+    raise MoietyError(message("partition", f"one that gives every client {min_examples} rows", problem, hint))
 
 
 def _check_enough(rows: int, clients: int, min_examples: int) -> None:
@@ -261,10 +263,10 @@ def _need_labels(name: str, labels: Ints | None) -> Ints:
 
 def _shuffle_pools(name: str, labels: Ints | None, generator: np.random.Generator) -> list[Ints]:
     """The rows of each label that occurs, in random order."""
-    known = _need_labels(name, labels)
-    shuffled = generator.permutation(len(known))
-    order = shuffled[np.argsort(known[shuffled], kind="stable")]
-    _, starts = np.unique(known[order], return_index=True)
+    y = _need_labels(name, labels)
+    rows = generator.permutation(len(y))
+    order = rows[np.argsort(y[rows], kind="stable")]
+    _, starts = np.unique(y[order], return_index=True)
     return np.split(order, starts[1:])
 
 

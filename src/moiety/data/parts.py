@@ -32,10 +32,10 @@ def part_at_random(
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=clients))
     part = np.zeros(len(owner), dtype=np.int8)
-    first = done = 0
+    first = start = 0
     while first < clients:
-        last = max(first + 1, int(np.searchsorted(ends, done + ROWS_AT_ONCE, side="right")))
-        rows = order[done : ends[last - 1]]
+        last = max(first + 1, int(np.searchsorted(ends, start + ROWS_AT_ONCE, side="right")))
+        rows = order[start : ends[last - 1]]
         part[rows] = assign_parts(
             owner[rows] - first,
             None if labels is None else labels[rows],
@@ -44,7 +44,7 @@ def part_at_random(
             validation=validation,
             generator=generator,
         )
-        first, done = last, int(ends[last - 1])
+        first, start = last, int(ends[last - 1])
     return part
 
 
@@ -57,10 +57,10 @@ def part_by_time(owner: Ints, time: Array, clients: int, *, test: float, validat
     [2, 0, 2, 0, 1]
     """
     sizes = np.bincount(owner, minlength=clients)
-    wanted_test, wanted_validation = _part_sizes(sizes, test, validation)
+    test_sizes, validation_sizes = _part_sizes(sizes, test, validation)
     order = np.lexsort((time, owner))
     from_end = sizes[owner[order]] - 1 - position_in_run(owner[order])
-    first, second = wanted_test[owner[order]], wanted_validation[owner[order]]
+    first, second = test_sizes[owner[order]], validation_sizes[owner[order]]
     part = np.zeros(len(owner), dtype=np.int8)
     part[order] = np.where(from_end < first, 2, np.where(from_end < first + second, 1, 0))
     return part
@@ -83,10 +83,10 @@ def part_by_group(
     place = position_in_run(client)
     before = np.cumsum(rows) - rows
     before -= before[np.flatnonzero(place == 0)][client_runs(client)]
-    wanted_test, wanted_validation = _part_sizes(sizes, test, validation)
+    test_sizes, validation_sizes = _part_sizes(sizes, test, validation)
     middle = before + rows / 2
-    tests = (middle < wanted_test[client]) | ((place == 0) & (test > 0))
-    validates = ~tests & (middle < (wanted_test + wanted_validation)[client])
+    tests = (middle < test_sizes[client]) | ((place == 0) & (test > 0))
+    validates = ~tests & (middle < (test_sizes + validation_sizes)[client])
     last = np.append(client[1:] != client[:-1], True)
     parts = np.where(last, 0, np.where(tests, 2, np.where(validates, 1, 0))).astype(np.int8)
     of_cell = np.empty(len(cells), dtype=np.int8)

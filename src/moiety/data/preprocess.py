@@ -31,6 +31,9 @@ class Feature:
     ``kind`` is ``number``, ``boolean`` or ``category``; ``encoding`` and ``categories`` are those of a category.
     ``fill`` takes the place of a missing value (None: missing values are refused), ``indicator`` adds a column that
     says where one was. ``mean`` and ``scale`` standardise a number. ``missing`` counts training rows without a value.
+
+    >>> Feature("ward", "category", "one-hot", ("a", "b")).columns, Feature("age", mean=40.0, scale=10.0).columns
+    (['ward=a', 'ward=b'], ['age'])
     """
 
     name: str
@@ -111,8 +114,8 @@ class Preprocessing:
     def _check_range(self, feature: Feature, column: Array, values: Floats, place: Callable[[int], str]) -> None:
         if not np.isfinite(column).all():
             row = int(np.argmin(np.isfinite(column)))
-            wanted = f"within the range of {self.dtype}"
-            refuse(f"column {feature.name!r}", wanted, f"{values[row]} at {place(row)}", WIDER)
+            constraint = f"within the range of {self.dtype}"
+            refuse(f"column {feature.name!r}", constraint, f"{values[row]} at {place(row)}", WIDER)
 
     def check_raw(self, raw: Any) -> Floats:
         """Raw rows as float64 [rows, features]."""
@@ -121,8 +124,8 @@ class Preprocessing:
         except (ValueError, TypeError):
             hint = "Texts are known by the names of their columns: give a data frame."
             refuse("x", f"numbers for the {len(self.features)} features", "others", hint)
-        wanted = f"of shape [rows, {len(self.features)}], a number for each of {self._list_features()}"
-        must(rows.ndim == 2 and rows.shape[1] == len(self.features), "x", wanted, f"shape {list(rows.shape)}")
+        constraint = f"of shape [rows, {len(self.features)}], a number for each of {self._list_features()}"
+        must(rows.ndim == 2 and rows.shape[1] == len(self.features), "x", constraint, f"shape {list(rows.shape)}")
         for k, feature in enumerate(self.features):
             odd = np.isinf(rows[:, k]) if feature.fill is not None else ~np.isfinite(rows[:, k])
             if odd.any():
@@ -215,7 +218,7 @@ def add_sums(parts: Sequence[Sums]) -> Sums:
     for part in parts[1:]:
         must(np.array_equal(part.around, whole.around), "around", "the same for all sums", "others")
         rows = whole.rows + part.rows
-        apart = part.total / np.maximum(part.rows, 1) - whole.total / np.maximum(whole.rows, 1)
-        between = apart**2 * whole.rows * part.rows / np.maximum(rows, 1)
+        gap = part.total / np.maximum(part.rows, 1) - whole.total / np.maximum(whole.rows, 1)
+        between = gap**2 * whole.rows * part.rows / np.maximum(rows, 1)
         whole = Sums(rows, whole.total + part.total, whole.squares + part.squares + between, whole.around)
     return whole

@@ -72,8 +72,8 @@ def _open_frame(data: Any, unused: Callable[[str], bool]) -> Table:
     """A data frame, through narwhals: its columns become Arrow arrays, mostly without a copy."""
     data = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
     try:
-        known = nw.from_native(data, allow_series=False)
-        frame = known.collect() if isinstance(known, nw.LazyFrame) else known
+        wrapper = nw.from_native(data, allow_series=False)
+        frame = wrapper.collect() if isinstance(wrapper, nw.LazyFrame) else wrapper
     except nw.exceptions.DuplicateError as error:
         names = re.findall(r"'(.+)' \d+ times", str(error))
         _refuse_twice(", ".join(map(repr, names)) or "some", "the data frame")
@@ -102,8 +102,8 @@ def _arrow_column(frame: nw.DataFrame[Any], name: str) -> pa.Array:
         row = next((i for i, v in enumerate(values) if v is not None and type(v) is not type(first)), None)
         if row is None:
             refuse(f"column {name!r}", "of numbers, booleans or texts", f"{type(first).__name__} ({error})")
-        got = f"{values[row]!r:.40} ({type(values[row]).__name__}) at row {row} after {first!r:.40}"
-        refuse(f"column {name!r}", "of values of one type", got, "Make them all numbers, or all texts.")
+        problem = f"{values[row]!r:.40} ({type(values[row]).__name__}) at row {row} after {first!r:.40}"
+        refuse(f"column {name!r}", "of values of one type", problem, "Make them all numbers, or all texts.")
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
@@ -123,15 +123,15 @@ def _find_files(path: str | os.PathLike[str]) -> list[str]:
 def _open_files(paths: Sequence[str], as_written: Sequence[str]) -> Table:
     """All files as one table; they must have the same columns, of types that go together."""
     parts = [_open_file(path, as_written) for path in dict.fromkeys(paths)]
-    written = frozenset().union(*(part.as_written for part in parts))
+    text_columns = frozenset().union(*(part.as_written for part in parts))
     types = dict(parts[0].types)
     for part in parts[1:]:
         place, first = part.paths[0], parts[0].paths[0]
-        for one, other, lacking in ((types, part.types, place), (part.types, types, first)):
+        for one, other, file in ((types, part.types, place), (part.types, types, first)):
             odd = [name for name in one if name not in other]
-            must(not odd, "columns", "the same in every file", f"no {', '.join(map(repr, odd[:3]))} in {lacking}")
+            must(not odd, "columns", "the same in every file", f"no {', '.join(map(repr, odd[:3]))} in {file}")
         for name, now in part.types.items():
-            wide = pa.string() if name in written else _join_types(types[name], now)
+            wide = pa.string() if name in text_columns else _join_types(types[name], now)
             if wide is None:
                 refuse(f"column {name!r}", f"of type {types[name]} as in {parts[0].paths[0]}", f"{now} in {place}")
             types[name] = wide
@@ -140,7 +140,7 @@ def _open_files(paths: Sequence[str], as_written: Sequence[str]) -> Table:
         for part in parts:
             yield from part.read(names)
 
-    return Table(types, read, tuple(path for part in parts for path in part.paths), written)
+    return Table(types, read, tuple(path for part in parts for path in part.paths), text_columns)
 
 
 def _join_types(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -195,17 +195,17 @@ def _open_parquet(path: str) -> Table:
 def _open_csv(path: str, as_written: Sequence[str]) -> Table:
     parse = pa.csv.ParseOptions(delimiter=_find_delimiter(path), newlines_in_values=True)
     names, types = _settle_types(path, parse, as_written)
-    known = dict(zip(names, types, strict=True))
+    schema = dict(zip(names, types, strict=True))
 
     def read(names: Sequence[str]) -> Iterator[Block]:
         first = 0
-        for batch in _stream_csv(path, parse, {name: known[name] for name in names}, names):
+        for batch in _stream_csv(path, parse, {name: schema[name] for name in names}, names):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             # As a spreadsheet numbers them: the heading is line 1.
             yield Block(columns, len(batch), lambda row, first=first: f"line {first + row + 2} of {path}")  # type: ignore[misc]
             first += len(batch)
 
-    return Table(known, read, (path,), frozenset(name for name in as_written if name in known))
+    return Table(schema, read, (path,), frozenset(name for name in as_written if name in schema))
 
 
 SHEET = "Save the sheet as CSV."
@@ -233,9 +233,9 @@ def _find_delimiter(path: str) -> str:
         line = start.partition(b"\n")[0].decode()
     except UnicodeDecodeError:
         refuse("path", "a CSV file in UTF-8", f"{path}, whose heading is not", "Save it as UTF-8.")
-    declared = re.fullmatch(r"\ufeff?sep=.", line.strip())
-    got = f"{line.strip()!r} in {path}"
-    must(declared is None, "path", "a CSV file whose first line names the columns", got, "Remove that line.")
+    separator = re.fullmatch(r"\ufeff?sep=.", line.strip())
+    heading = f"{line.strip()!r} in {path}"
+    must(separator is None, "path", "a CSV file whose first line names the columns", heading, "Remove that line.")
     bare = re.sub(r'"[^"]*"', "", line)
     return max(MARKS, key=bare.count)
 
@@ -285,9 +285,9 @@ def _stream_csv(
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
     )
-    read = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
+    read_options = pa.csv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES)
     try:
-        with pa.csv.open_csv(path, read_options=read, parse_options=parse, convert_options=options) as reader:
+        with pa.csv.open_csv(path, read_options=read_options, parse_options=parse, convert_options=options) as reader:
             empty = True
             for batch in reader:
                 empty = False
@@ -307,9 +307,9 @@ def _refuse_csv(path: str, error: Exception) -> NoReturn:
     place = re.search(r"Row #(\d+): (.*)", str(error), re.DOTALL)
     if place is None:
         _refuse_file(path, "CSV", error)
-    got = f"{place[2]:.80} at line {place[1]} of {path}"
+    problem = f"{place[2]:.80} at line {place[1]} of {path}"
     hint = "Its first line must name the columns." if int(place[1]) <= EARLY else ""
-    refuse("path", "a CSV file with a value for each column in every line", got, hint)
+    refuse("path", "a CSV file with a value for each column in every line", problem, hint)
 
 
 def _refuse_file(path: str, form: str, error: Exception) -> NoReturn:
@@ -324,8 +324,8 @@ def _check_names(names: Sequence[object], where: str) -> None:
     must(len(names) > 0, "columns", "at least one", f"none in {where}")
     for place, name in enumerate(names, 1):
         kind("columns", name, str, f"named by texts in {where}", "Rename them.")
-        got, hint = f"no name for column {place} of {where}", "Name or remove it. pandas writes none for an index."
-        must(bool(str(name).strip()), "columns", "named in the heading", got, hint)
+        problem, hint = f"no name for column {place} of {where}", "Name or remove it. pandas writes none for an index."
+        must(bool(str(name).strip()), "columns", "named in the heading", problem, hint)
     twice = sorted({str(name) for name in names if list(names).count(name) > 1})
     if twice:
         _refuse_twice(", ".join(map(repr, twice[:3])), where)

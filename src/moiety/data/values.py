@@ -29,8 +29,8 @@ def check_feature(name: str, type_: pa.DataType) -> str:
     if is_text(type_) or pa.types.is_dictionary(type_):
         return "category"
     hint = DATE if is_time(type_) else NESTED if pa.types.is_nested(type_) else "Leave it out with drop=."
-    got = "no value at all" if pa.types.is_null(type_) else str(type_)
-    return refuse(f"column {name!r}", "of numbers, booleans or texts to be a feature", got, hint)
+    problem = "no value at all" if pa.types.is_null(type_) else str(type_)
+    return refuse(f"column {name!r}", "of numbers, booleans or texts to be a feature", problem, hint)
 
 
 REMOVE = "Remove such rows."
@@ -46,8 +46,8 @@ def read_numbers(name: str, column: pa.Array, place: Place, *, missing: bool = F
     except (pa.ArrowException, ValueError):
         texts = column.to_pylist() if is_text(column.type) else []
         first = next((row for row, text in enumerate(texts) if text is not None and not is_number_text(text)), None)
-        got = f"{column.type} ({place(0)})" if first is None else f"{texts[first]!r:.40} at {place(first)}"
-        refuse(f"column {name!r}", "of numbers", got)
+        problem = f"{column.type} ({place(0)})" if first is None else f"{texts[first]!r:.40} at {place(first)}"
+        refuse(f"column {name!r}", "of numbers", problem)
     numbers = np.asarray(values, dtype=np.float64)
     odd = np.isinf(numbers) if missing else ~np.isfinite(numbers)
     if odd.any():
@@ -89,7 +89,7 @@ def read_times(name: str, column: pa.Array, place: Place) -> Array:
     check_given(name, column, place)
     if is_number(column.type):
         return read_numbers(name, column, place)
-    hint, wanted = "Write dates as 2024-01-31, or as numbers.", "of dates, times or numbers to order rows by"
+    hint, constraint = "Write dates as 2024-01-31, or as numbers.", "of dates, times or numbers to order rows by"
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type) or is_text(column.type):
         for zone in (getattr(column.type, "tz", None), "UTC"):  # a text may name its zone, as in 2024-01-31T12:00Z
             try:
@@ -99,8 +99,8 @@ def read_times(name: str, column: pa.Array, place: Place) -> Array:
                 pass
     if is_text(column.type):
         row = next((row for row in range(len(column)) if not _is_moment(column[row].as_py())), 0)
-        return refuse(f"column {name!r}", wanted, f"{column[row].as_py()!r:.40} at {place(row)}", hint)
-    return refuse(f"column {name!r}", wanted, str(column.type), hint)
+        return refuse(f"column {name!r}", constraint, f"{column[row].as_py()!r:.40} at {place(row)}", hint)
+    return refuse(f"column {name!r}", constraint, str(column.type), hint)
 
 
 def _is_moment(text: str) -> bool:
@@ -149,9 +149,9 @@ def _translate(column: pa.Array, code: Callable[[object], int], missing: int = -
         return np.full(len(column), missing, dtype=np.int64)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
-    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-    places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    values = encoded.dictionary.to_pylist()
+    array = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    places = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    values = array.dictionary.to_pylist()
     table = np.full(len(values) + 1, missing, dtype=np.int64)  # the last one is for -1
     for place in _in_order(places):
         if values[place] is not None:

@@ -38,6 +38,14 @@ class App:
     """Both sides of a federation: ``client`` is Flower's ClientApp, ``server`` its ServerApp.
 
     ``run`` is the run on the server's side, once it has ended.
+
+    >>> import moiety as mo
+    >>> rows = mo.deploy.table(target="outcome")
+    >>> federation = mo.deploy.app(mo.models.linear(4, 2), mo.fedavg(shared=0.5), data=rows, rounds=10)
+    >>> type(federation.client).__name__, type(federation.server).__name__
+    ('ClientApp', 'ServerApp')
+    >>> federation.device({"name": "north", "folder": "devices/north"}).name
+    'north'
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -110,11 +118,11 @@ def default_folder(name: str) -> Path:
 
 def read_run_config(plan: Plan, config: Mapping[str, Any]) -> Plan:
     """The plan with what ``flwr run -c "rounds=3"`` changes."""
-    known = {"rounds": int, "clients": int, "least": int, "deadline": (int, float), "out": str}
+    types = {"rounds": int, "clients": int, "least": int, "deadline": (int, float), "out": str}
     values = {}
-    for name, wanted in known.items():
+    for name, type_ in types.items():
         if name in config:
-            kind(name, config[name], wanted, "as in the file")  # type: ignore[arg-type]
+            kind(name, config[name], type_, "as in the file")  # type: ignore[arg-type]
             values[name] = config[name]
     return replace(plan, **values)
 
@@ -179,7 +187,6 @@ def app(
     >>> federation = deploy.app(model, method, data=data, rounds=10, clients=4)
     >>> client, server = federation.client, federation.server
     """
-    given = Settings() if settings is None else settings
     return App(
         Plan(
             model,
@@ -199,6 +206,6 @@ def app(
             floor=floor,
             largest_message=largest_message,
             safeguard=safeguard,
-            settings=given,
+            settings=Settings() if settings is None else settings,
         )
     )

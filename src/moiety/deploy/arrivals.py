@@ -72,8 +72,8 @@ class ArrivalLoop(DeviceLoop):
             self._record(message, record)
             transit.steps += not record.dropped
             transit.count_turn(message.client)
-            used = {each.turn for each in transit.messages}
-            transit.versions = {turn: each for turn, each in transit.versions.items() if turn in used}
+            turns = {each.turn for each in transit.messages}
+            transit.versions = {turn: each for turn, each in transit.versions.items() if turn in turns}
         return record
 
     def _start_clients(self) -> None:
@@ -81,16 +81,16 @@ class ArrivalLoop(DeviceLoop):
         now, transit = self.progress, self.in_transit
         active = {each.client for each in transit.messages}
         clients = len(self.problem.data)
-        wanted = min(self.clock.active, clients) - len(active)
-        if wanted > 0:
+        count = min(self.clock.active, clients) - len(active)
+        if count > 0:
             broadcast = self.broadcast()
             with self.mark_inconsistent():
                 transit.versions[now.round] = broadcast
-                for client in draw_idle(clients, active, wanted, seed=self.problem.seed, round=now.round):
+                for client in draw_idle(clients, active, count, seed=self.problem.seed, round=now.round):
                     transit.send(0.0, client, now.round, transit.steps, True, None, None)
-        sent = {each.number for each in self.tickets.values()}
+        numbers = {each.number for each in self.tickets.values()}
         for message in sorted(transit.messages):
-            if message.number not in sent and message not in [each for each, _ in self.answers]:
+            if message.number not in numbers and message not in [each for each, _ in self.answers]:
                 self._send(message)
 
     def _send(self, message: Message) -> None:
@@ -142,9 +142,9 @@ def _quote(value: object) -> str:
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
-def begin_arrivals(folder: Path, done: int) -> None:
-    """Begin the file of arrivals, or cut off what came after round ``done``, which will come again."""
-    rows = [row for row in read_arrivals(folder) if int(row["round"]) <= done] if (folder / ARRIVALS).exists() else []
+def begin_arrivals(folder: Path, last: int) -> None:
+    """Begin the file of arrivals, or cut off what came after round ``last``, which will come again."""
+    rows = [row for row in read_arrivals(folder) if int(row["round"]) <= last] if (folder / ARRIVALS).exists() else []
     lines = [",".join(COLUMNS), *(",".join(_quote(row[key]) for key in COLUMNS) for row in rows)]
     write_file(folder / ARRIVALS, ("\n".join(lines) + "\n").encode())
 
@@ -159,12 +159,20 @@ def read_arrivals(folder: Path) -> list[dict[str, str]]:
 
 
 def replay_clock(folder: str | Path, active: int, names: Iterable[str]) -> Asynchronous:
-    """The clock with which a simulation goes through the arrivals of a run on devices.
+    r"""The clock with which a simulation goes through the arrivals of a run on devices.
 
     Args:
         folder: the server's, which gets a file of times.
         active: as the run had it.
         names: of all clients.
+
+    >>> import tempfile
+    >>> arrivals = "client,seconds,round,turn,used\nann,1,1,0,1\nbob,2,2,0,1\n"  # the server writes this file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(f"{folder}/arrivals.csv").write_text(arrivals)
+    ...     clock = replay_clock(folder, active=2, names=["ann", "bob"])  # then Settings(clock=clock)
+    >>> [clock.travel.seconds(seed=0, client=at, name=name, turn=0) for at, name in enumerate(("ann", "bob"))]
+    [1.0, 2.0]
     """
     path = Path(folder)
     rows = read_arrivals(path)

@@ -30,6 +30,20 @@ def read_file(path: str | Path) -> dict[str, Any]:
     Args:
         path: a file with ``[data]``, ``[model]``, ``[split]``, ``[algorithm]``, ``[run]`` and, where wanted,
             ``[deploy]`` with ``deadline``, ``least``, ``share_metrics`` and other arguments of ``moiety.deploy.app``.
+
+    >>> import tempfile
+    >>> text = '''
+    ... data = {target = "outcome", standardise = true}
+    ... model = {name = "linear", inputs = 4, outputs = 2}
+    ... algorithm = {name = "fedavg", shared = 0.5}
+    ... run = {rounds = 10}
+    ... deploy = {least = 2}
+    ... '''
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(f"{folder}/federation.toml").write_text(text)
+    ...     arguments = read_file(f"{folder}/federation.toml")  # then deploy.app(**arguments)
+    >>> arguments["rounds"], arguments["least"], arguments["algorithm"].name
+    (10, 2, 'fedavg')
     """
     file = read_toml(Path(path))
     for key in file:
@@ -67,7 +81,7 @@ def load_part(table: Mapping[str, Any], config: Mapping[str, Any]) -> FederatedD
     fits = is_whole(position) and 0 <= int(str(position)) < len(data)
     hint = "As in --node-config 'partition-id=0'."
     must(fits, "partition-id", f"a whole number from 0 to {len(data) - 1}", repr(position), hint)
-    here = int(str(position))
-    first, last = int(data.bounds[here, 0]), int(data.bounds[here, -1])
+    at = int(str(position))
+    first, last = int(data.bounds[at, 0]), int(data.bounds[at, -1])
     columns = {name: column[first:last] for name, column in data.columns.items()}
-    return replace(data, columns=columns, bounds=data.bounds[[here]] - first, ids=[str(data.ids[here])], spec={})
+    return replace(data, columns=columns, bounds=data.bounds[[at]] - first, ids=[str(data.ids[at])], spec={})

@@ -44,7 +44,7 @@ def run_demo(folder: Path, rounds: int, say: Callable[[str], None], *, persisten
         name: {"partition-id": k, "name": name, "folder": str(folder / "devices" / name)}
         for k, name in enumerate(names)
     }
-    killed = names[-1]
+    victim = names[-1]
     with LocalFederation(folder, names, persistent=persistent) as federation:
         say(f"starting a SuperLink at {federation.link.place}, with TLS and authentication of nodes")
         federation.start_server()
@@ -53,23 +53,23 @@ def run_demo(folder: Path, rounds: int, say: Callable[[str], None], *, persisten
             federation.start_node(name, config)
         federation.begin(folder / APP, {"rounds": rounds, "out": str(out)})
         wait_until(lambda: _rounds(federation, out) >= BEFORE, PATIENCE, f"round {BEFORE}")
-        federation.kill_node(killed)
-        say(f"round {BEFORE} is done: {killed} is killed (kill -9), the others train on")
+        federation.kill_node(victim)
+        say(f"round {BEFORE} is done: {victim} is killed (kill -9), the others train on")
         federation.processes.wait(RUN, PATIENCE)  # devices take the last model before it ends
         must(has_ended(out, read_id(out)), "run", "one that ends well", "another", federation.processes.tell(RUN))
         say(f"round {rounds} is done; what follows is read from the devices' own folders, without the server")
     sentence = f"{NODES} devices, {rounds} rounds; the device that was killed still predicts with the model it has."
-    return Status(sentence, HEAD, _compare(folder, names, killed))
+    return Status(sentence, HEAD, _compare(folder, names, victim))
 
 
-def _compare(folder: Path, names: Sequence[str], killed: str) -> list[list[str]]:
+def _compare(folder: Path, names: Sequence[str], victim: str) -> list[list[str]]:
     """A row for each device: what its own model and the shared model make of its test rows."""
     app, rows = load_app(folder / APP), []
     for k, name in enumerate(names):
         device = open_device(app, folder / "devices" / name, f"partition-id={k}")
         run = device.own_run()
         (row,) = (each for each in run.evaluate() if each["client"] == name)
-        state = "killed" if name == killed else "running"
+        state = "killed" if name == victim else "running"
         model = f"of round {run._loop.progress.round}"
         rows.append([name, state, str(row["n_test"]), model, f"{row['metric']:.1%}", f"{row['shared_metric']:.1%}"])
     return rows

@@ -65,7 +65,16 @@ class Ready:
 
 
 class Device:
-    """One client, as its node's configuration describes it. The folder is locked while a letter is answered."""
+    """One client, as its node's configuration describes it. The folder is locked while a letter is answered.
+
+    >>> import moiety as mo
+    >>> def load_site(config):
+    ...     return {"x": [[-1.0], [1.0]] * 8, "y": [0, 1] * 8}
+    >>> federation = mo.deploy.app(mo.models.linear(1, 2), mo.fedavg(shared=0.5), data=load_site, rounds=10)
+    >>> device = federation.device({"name": "north", "folder": "devices/north"})
+    >>> device.load(None)
+    FederatedData(1 clients, 16 rows; x float64 [1], y int64)
+    """
 
     def __init__(self, plan: Plan, name: str, folder: Path, config: Mapping[str, Any]) -> None:
         self.plan, self.name, self.folder, self.config = plan, name, folder, config
@@ -84,23 +93,23 @@ class Device:
     def hello(self, letter: Letter) -> Letter:
         """Who the device is, and what its data look like: names, sizes and sums, no rows."""
         if isinstance(self.plan.data, Table):
-            described = describe_table(self.plan.data, self.config, self.name)
+            description = describe_table(self.plan.data, self.config, self.name)
         else:
-            described = describe_rows(load_function(self.plan.data, self.config, self.name))
-        return Letter({"name": self.name, "token": device_token(self.folder), **described})
+            description = describe_rows(load_function(self.plan.data, self.config, self.name))
+        return Letter({"name": self.name, "token": device_token(self.folder), **description})
 
     def welcome(self, letter: Letter) -> Letter:
         """Join a run at a position, if both sides have the same plan."""
         head = letter.head
-        position, fitted, agreed = head.get("position"), head.get("preprocessing"), head.get("agreed")
+        position, recipe, terms = head.get("position"), head.get("preprocessing"), head.get("agreed")
         journal = self._journal(letter)
         with blame_letter():
             must(is_whole(position) and 0 <= int(str(position)) < 1 << 24, "position", "that of a client", position)
-            must(isinstance(agreed, dict), "message", "one that says what both sides agree on", "none")
-        member = {"name": self.name, "position": position, "preprocessing": fitted}
+            must(isinstance(terms, dict), "message", "one that says what both sides agree on", "none")
+        member = {"name": self.name, "position": position, "preprocessing": recipe}
         ready = self._prepare(member)
         with blame_letter():
-            check_identity(agreed, ready.description, Path(journal.run))  # type: ignore[arg-type]
+            check_identity(terms, ready.description, Path(journal.run))  # type: ignore[arg-type]
         journal.join(member)
         self._ready[journal.run] = ready
         return Letter({"digest": ready.digest, "turns": journal.list_turns()})
@@ -112,16 +121,16 @@ class Device:
         with blame_letter():
             must(used < t < rounds, "round", f"after {used}, the last that was used, and below {rounds}", t)
         self._refuse_old(journal, t, used)
-        asked = digest(json.dumps(head, sort_keys=True).encode() + letter.body)
+        question = digest(json.dumps(head, sort_keys=True).encode() + letter.body)
         turn = journal.read_turn(t)
-        if turn is not None and turn.asked == asked:
+        if turn is not None and turn.asked == question:
             return Letter(turn.head, journal.read_upload(turn))
         state = self._state(journal, ready, used)
         received = self._receive(letter, ready, state)
         journal.note_received(t, used, received)
         answer, new = self._work(journal, ready, received, state, RoundInfo(*self._pace(ready, t, rounds)))
         if new is not None:
-            journal.write_turn(t, asked, answer.head, answer.body, new[0])
+            journal.write_turn(t, question, answer.head, answer.body, new[0])
             journal.keep_turns({used, t})
         return answer
 
@@ -271,9 +280,9 @@ class Device:
             return Letter({"round": t, "why": explain_drop(update, new)}), None
         update = self._add_noise(journal, update, client)
         packed = wiring.pack_up(update.upload, client, t, wiring.first_known(state), wiring.first_known(new))
-        told = self.plan.share_metrics == "per_client"
-        info_sent = {name: float(value) for name, value in update.info.items()} if told else {}
-        return Letter({"round": t, "weight": float(update.weight), "info": info_sent}, packed.body), (new,)
+        shared = self.plan.share_metrics == "per_client"
+        numbers = {name: float(value) for name, value in update.info.items()} if shared else {}
+        return Letter({"round": t, "weight": float(update.weight), "info": numbers}, packed.body), (new,)
 
     def _add_noise(self, journal: Journal, update: ClientUpdate, client: int) -> ClientUpdate:
         """With local privacy, the upload clipped and with noise, whose amount the device's own plan decides."""
@@ -282,8 +291,8 @@ class Device:
             return update
         state = begin_privacy(privacy, "fixed", self.plan.rounds, 1, 1)
         assert state is not None
-        drawn = journal.count_noise(None if privacy.epsilon is None else self.plan.rounds)
-        return privatise_update(privacy, state, update, drawn, client)
+        draw = journal.count_noise(None if privacy.epsilon is None else self.plan.rounds)
+        return privatise_update(privacy, state, update, draw, client)
 
     def _score(self, ready: Ready, received: Params, state: Tree | None, part: str, t: int) -> dict[str, Any]:
         """The device's row, as a simulation has it for a client."""
@@ -291,7 +300,7 @@ class Device:
         if state is not None and ready.algorithm.stateful and tree.leaves(state):
             store.put([ready.position], [state])
         clients = np.array([ready.position])
-        scored = evaluate(
+        evaluation = evaluate(
             ready.problem, ready.algorithm, ready.engine, received, store, part=part, round=t, clients=clients
         )
-        return scored.rows[0]
+        return evaluation.rows[0]

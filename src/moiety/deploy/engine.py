@@ -75,12 +75,12 @@ class Devices(Engine):
     def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
         """The arrivals of a round that was begun, in the order of the jobs; why there is none where there is none."""
         must(function == "train", "engine", "one that computes here", "devices, which answer for training alone")
-        wanted = {self.tickets[job.client]: job for job in jobs if job.client in self.tickets}
+        by_ticket = {self.tickets[job.client]: job for job in jobs if job.client in self.tickets}
         results: dict[int, Arrival | Missing] = {}
-        for ticket, answer in self.federation.mailbox.collect(wanted, self.until):
-            job = wanted[ticket]
+        for ticket, answer in self.federation.mailbox.collect(by_ticket, self.until):
+            job = by_ticket[ticket]
             results[job.client] = self.read_answer(job, answer, info.round)
-        self.federation.note_answers({job.client: job.client in results for job in wanted.values()})
+        self.federation.note_answers({job.client: job.client in results for job in by_ticket.values()})
         return [results.get(job.client) or Missing(job.client, self._explain(job.client)) for job in jobs]
 
     def _explain(self, client: int) -> str:
@@ -101,14 +101,14 @@ class Devices(Engine):
         if "why" in head:
             return Missing(job.client, " ".join(str(head["why"])[:200].split()), sent=True)
         weight = self._read_weight(head.get("weight"), job.examples)
-        upload, known, size = wiring.unpack_up(answer.body, job.client, t, job.state["wire"])
+        upload, facts, size = wiring.unpack_up(answer.body, job.client, t, job.state["wire"])
         update = ClientUpdate(upload, torch.tensor(weight, dtype=torch.float64), _read_numbers(head.get("info")))
         wiring.exchange.check_upload(update, job.client, t)  # here, where one that is refused stops nobody else
         largest = float(tree.largest(upload))
         if not math.isfinite(largest):
             return Missing(job.client, "not finite: upload", sent=True)
         must(largest <= LARGEST, "upload", f"of numbers up to {LARGEST:g}", f"{largest:g}")
-        state = {"used": torch.tensor(t), "wire": known}
+        state = {"used": torch.tensor(t), "wire": facts}
         return Arrival(job.client, update, state, largest, size)
 
     def _read_weight(self, weight: Any, rows: int) -> float:

@@ -10,16 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from moiety.data import Preprocessing
 from moiety.deploy.letters import Letter
 from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import Plan, digest_of
 from moiety.deploy.questions import Questions
-from moiety.deploy.roster import MOST_NUMBERS, Member, Roster, find_layout, read_hello, sort_members
+from moiety.deploy.roster import MOST_NUMBERS, Member, Roster, find_layout, read_hello, sort_members, sort_odd_members
 from moiety.deploy.site import describe_layout
 from moiety.deploy.tables import Table, fit_recipe
 from moiety.deploy.wire import Wiring, count_most
 from moiety.engines.rows import count_rows
-from moiety.errors import must, tell_error
+from moiety.errors import MoietyError, must, tell_error
 
 log = logging.getLogger("moiety")
 
@@ -47,10 +48,10 @@ class Federation:
         self.silent: Counter[int] = Counter()
         """In how many rounds running a client has not answered."""
 
-    def start(self, folder: Path, run: str, agreed: dict[str, Any], wiring: Wiring) -> None:
+    def start(self, folder: Path, run: str, terms: dict[str, Any], wiring: Wiring) -> None:
         """The run is known: its id, and what both sides must agree on."""
-        self.folder, self.run, self.agreed, self.wiring = folder, run, agreed, wiring
-        self.digest = digest_of(agreed)
+        self.folder, self.run, self.agreed, self.wiring = folder, run, terms, wiring
+        self.digest = digest_of(terms)
         self.mailbox.largest = min(self.plan.largest_message, count_most(wiring.up))
         self.roster.save(folder, run)
 
@@ -63,27 +64,65 @@ class Federation:
         """What every letter to a client says."""
         return {"run": self.run, "position": client, "digest": self.digest, "round": t, "used": used}
 
-    def gather(self, wanted: int) -> None:
+    def gather(self, count: int) -> None:
         """Wait until so many devices have said who they are, for the first round of a run."""
         began = time.monotonic()
-        while len(self.roster) < wanted:
+        while len(self.roster) < count:
             self.greet()
             # Names decide about positions, so nobody gets one before all are there.
             self.waiting |= {member.node: member for member in self._read_hellos(PAUSE)}
             names = {member.name for member in (*self.waiting.values(), *self.roster.members)}
-            if len(names) >= wanted and not self.hellos.expects_answers():
+            if len(names) >= count and not self.hellos.expects_answers():
                 self._admit(self.waiting.values())
                 self.waiting = {}
             elif not self.hellos.pending:
                 time.sleep(PAUSE)
             if time.monotonic() - began > 60:
                 began = time.monotonic()
-                log.info("waiting for devices: %d of %d are here", len(names), wanted)
+                log.info("waiting for devices: %d of %d are here", len(names), count)
+
+    def agree_on_recipe(self) -> None:
+        """Fit the recipe that all devices apply to their tables, from their sums and names.
+
+        Where no run can be made with it, devices whose categories or classes nobody else has are refused, those with
+        the most such names first, until one can be made. Others are waited for in their place.
+        """
+        roster = self.roster
+        while roster.preprocessing is None and isinstance(self.plan.data, Table):
+            odd, first_error = sort_odd_members(roster.members), None
+            for count in range(len(odd) + 1):
+                members = [each for each in roster.members if each not in odd[:count]]
+                try:
+                    recipe = self._try_together(members)
+                except MoietyError as error:
+                    first_error = first_error or error
+                    continue
+                break
+            else:
+                assert first_error is not None
+                raise first_error
+            for member in odd[:count]:
+                self.hellos.put_off(
+                    member.node, f"it alone has some categories or classes, and with them {first_error}"
+                )
+            roster.members = members
+            if len(members) >= self.plan.clients:
+                roster.preprocessing = recipe
+            else:
+                self.gather(self.plan.clients)
+                roster.members = sort_members(roster.members)
+
+    def _try_together(self, members: list[Member]) -> Preprocessing | None:
+        """The recipe of these devices. Raises where no run can be made with them."""
+        recipe = fit_recipe(self.plan.data, [each.described for each in members])
+        data = Roster(members, recipe).as_data()
+        self.plan.make_problem(data, self.plan.server_options(data))
+        return recipe
 
     def greet(self) -> None:
         """Ask all connected nodes that are not known who they are."""
-        known = {*self.waiting, *(each.node for each in self.roster.members)}
-        nodes = [node for node in self.mailbox.online() if node not in known and self.hellos.may_ask(node)]
+        members = {*self.waiting, *(each.node for each in self.roster.members)}
+        nodes = [node for node in self.mailbox.online() if node not in members and self.hellos.may_ask(node)]
         self.hellos.ask([(node, Letter({})) for node in nodes])
 
     def _admit(self, members: Iterable[Member]) -> None:
@@ -162,9 +201,9 @@ class Federation:
             member.joined = True
             log.info("%s takes part as client %d", member.name, self.roster.position(member))
 
-    def note_answers(self, answered: Mapping[int, bool]) -> None:
+    def note_answers(self, answers: Mapping[int, bool]) -> None:
         """Note who answered in a round, by client; no round waits for long for a device that is connected but deaf."""
-        for client, well in answered.items():
+        for client, well in answers.items():
             self.silent[client] = 0 if well else self.silent[client] + 1
             if self.silent[client] >= SILENT:
                 member = self.roster.members[client]
@@ -176,10 +215,10 @@ class Federation:
         online = self.mailbox.online()
         return {i for i, each in enumerate(self.roster.members) if each.joined and each.node in online}
 
-    def wait_for(self, wanted: int, patience: float | None = None) -> None:
+    def wait_for(self, count: int, patience: float | None = None) -> None:
         """Wait until so many devices take part, or, with ``patience``, so many seconds."""
         until = None if patience is None else time.monotonic() + patience
-        while len(self.list_joined()) < wanted and (until is None or time.monotonic() < until):
+        while len(self.list_joined()) < count and (until is None or time.monotonic() < until):
             self.admit_newcomers(PAUSE)
             if not self.hellos.pending and not self.welcomes.pending:
                 time.sleep(PAUSE)

@@ -39,30 +39,30 @@ def read_status(folder: Path) -> Status:
     """The state of a federation or of a device, whichever the folder belongs to."""
     if (folder / DEVICE).exists():
         return _device_status(folder)
-    wanted = "the folder of a federation's server or of a device"
-    must((folder / ROSTER).exists(), "folder", wanted, folder, "See README.md of moiety deploy init.")
+    constraint = "the folder of a federation's server or of a device"
+    must((folder / ROSTER).exists(), "folder", constraint, folder, "See README.md of moiety deploy init.")
     return _server_status(folder)
 
 
 def _server_status(folder: Path) -> Status:
     run, config = read_id(folder), read_config(folder)
     newest = find_checkpoint(folder)
-    done, wanted = 0 if newest is None else round_of(newest), config["run"]["rounds"]
+    count, total = 0 if newest is None else round_of(newest), config["run"]["rounds"]
     history = read_history(folder, run)
     last = history[-1] if history else {}
     down, up = last.get("down_payload", 0), last.get("up_payload", 0)
     state = "ended" if has_ended(folder, run) else "not ended"
-    sentence = f"{folder}: {done} of {wanted} rounds, {state}; {down} bytes of models down, {up} up"
-    left_out: Counter[str] = Counter()
+    sentence = f"{folder}: {count} of {total} rounds, {state}; {down} bytes of models down, {up} up"
+    absences: Counter[str] = Counter()
     why: dict[str, str] = {}
     for row in history:
         for place, reason in zip(row.get("dropped", ()), row.get("dropped_reasons", ()), strict=True):
             name = str(place).partition(":")[2]
-            left_out[name] += 1
+            absences[name] += 1
             why[name] = str(reason)
     head = ["device", "training rows", "times left out", "why, the last time"]
     members = load_roster(folder, run).members
-    rows = [[m.name, str(m.described["sizes"][0]), str(left_out[m.name]), why.get(m.name, "")] for m in members]
+    rows = [[m.name, str(m.described["sizes"][0]), str(absences[m.name]), why.get(m.name, "")] for m in members]
     return Status(sentence, head, rows)
 
 
@@ -74,8 +74,8 @@ def _device_status(folder: Path) -> Status:
         if journal.is_member():
             received = journal.read_received()
             last = "none" if received is None else str(received[1])
-            counted = "none" if received is None or received[2] < 0 else str(received[2])
-            rows.append([place.name, str(journal.read_member()["name"]), last, counted, str(len(journal.list_turns()))])
+            turn = "none" if received is None or received[2] < 0 else str(received[2])
+            rows.append([place.name, str(journal.read_member()["name"]), last, turn, str(len(journal.list_turns()))])
     count = f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}"
     return Status(f"{folder}: a device that has joined {count}", head, rows)
 
@@ -101,12 +101,12 @@ def open_device(app: App, folder: Path, config: str = "") -> Device:
     """The device in a folder, with the ``--node-config`` that its node has besides name and folder."""
     must((folder / DEVICE).exists(), "device", "the folder of a device", folder)
     with report_errors("node-config", "as in 'partition-id=0 data=\"visits.csv\"'"):
-        given: Mapping[str, Any] = parse_config_args([config] if config else None)
+        options: Mapping[str, Any] = parse_config_args([config] if config else None)
     journals = [Journal(folder, place.name) for place in sorted((folder / "runs").glob("*"))]
     names = {str(journal.read_member()["name"]) for journal in journals if journal.is_member()}
     must(len(names) > 0, "device", "one that has joined a run", f"none in {folder}")
-    must(len(names) == 1 or "name" in given, "node-config", "one with a name", ", ".join(sorted(names)))
-    return app.device({"name": min(names), **given, "folder": str(folder)})
+    must(len(names) == 1 or "name" in options, "node-config", "one with a name", ", ".join(sorted(names)))
+    return app.device({"name": min(names), **options, "folder": str(folder)})
 
 
 def write_model(app: App, folder: Path, target: Path, config: str = "") -> int:

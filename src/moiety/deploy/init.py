@@ -132,8 +132,8 @@ def name_nodes(count: int) -> list[str]:
 
 def count_nodes(keys: Path) -> int:
     """How many nodes have keys: the highest number of their folders, for one before it may have been moved away."""
-    found = (re.fullmatch(r"node-([1-9]\d{0,3})", each.name) for each in keys.iterdir() if each.is_dir())
-    return max((int(match[1]) for match in found if match), default=0)
+    matches = (re.fullmatch(r"node-([1-9]\d{0,3})", each.name) for each in keys.iterdir() if each.is_dir())
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def project_tables(config: Mapping[str, str | int | float]) -> dict[str, Any]:

@@ -95,8 +95,8 @@ class Journal:
     def check_turn(self, round: int) -> None:
         """Raise unless a turn that the server used is here."""
         turns = self.list_turns()
-        got = f"turns {', '.join(map(str, turns)) or 'none'}"
-        must(round in turns, "state", f"that of turn {round}, which the server used", got, RESTORE)
+        listing = f"turns {', '.join(map(str, turns)) or 'none'}"
+        must(round in turns, "state", f"that of turn {round}, which the server used", listing, RESTORE)
 
     def read_state(self, round: int, first: Tree) -> Tree:
         """The state after a turn; ``first`` is laid out as all states are."""
@@ -106,21 +106,23 @@ class Journal:
         rows = tree.unpack_rows(read_tensors(self._state(round), turn.state, RESTORE), first)
         return rows[0] if rows else first
 
-    def write_turn(self, round: int, asked: str, head: dict[str, Any], body: bytes, state: Tree) -> None:
+    def write_turn(self, round: int, question: str, head: dict[str, Any], body: bytes, state: Tree) -> None:
         """Write a turn, the table last; an earlier attempt at the same turn, which the server never used, goes."""
         remove_file(self._table(round))
         values = save(tree.pack_rows([state]))
         write_file(self._state(round), values)
         write_file(self._upload(round), body)
-        write_sealed(self._table(round), Turn(round, asked, head, digest(body), digest(values))._asdict(), self.run)
+        write_sealed(self._table(round), Turn(round, question, head, digest(body), digest(values))._asdict(), self.run)
 
     def keep_turns(self, rounds: set[int]) -> None:
         """Remove all turns but those of these rounds, tables first; and what a kill left half-written."""
         for round in set(self.list_turns()) - rounds:
             remove_file(self._table(round))
-        kept = {path.name for round in rounds for path in (self._state(round), self._upload(round), self._table(round))}
+        names = {
+            path.name for round in rounds for path in (self._state(round), self._upload(round), self._table(round))
+        }
         for path in self.folder.glob("turn-*"):
-            if path.name not in kept:
+            if path.name not in names:
                 remove_file(path)
         for path in self.folder.glob(".turn-*.moiety"):
             remove_file(path)
@@ -132,17 +134,17 @@ class Journal:
         models take turns, so that the one which the table names is never written over.
         """
         table = self._read_received_table()
-        here = 1 - table["file"] if table else 0
+        slot = 1 - table["file"] if table else 0
         content = save({name: p.contiguous() for name, p in received.items()})
         if table and table["digest"] == digest(content):
-            here = table["file"]
+            slot = table["file"]
         else:
-            write_file(self._model(here), content)
+            write_file(self._model(slot), content)
         last = used if settled else self.last_settled()
-        entry = {"round": round, "used": used, "settled": last, "file": here, "digest": digest(content)}
+        entry = {"round": round, "used": used, "settled": last, "file": slot, "digest": digest(content)}
         entry["names"] = list(received)
         write_sealed(self.folder / RECEIVED, entry, self.run)
-        remove_file(self._model(1 - here))
+        remove_file(self._model(1 - slot))
 
     def read_received(self) -> tuple[Params, int, int] | None:
         """The shared model that was last received, its round, and the last turn used; None before the first."""
@@ -155,11 +157,11 @@ class Journal:
     def count_noise(self, most: int | None) -> int:
         """Count a draw of local noise before it is made, at ``most`` so many; the number of the draw."""
         path = self.folder / NOISE
-        drawn = int(read_sealed(path, self.run, ["drawn"])["drawn"]) if path.exists() else 0
+        count = int(read_sealed(path, self.run, ["drawn"])["drawn"]) if path.exists() else 0
         hint = "Each costs privacy."
-        must(most is None or drawn < most, "turn", f"one of the {most} that epsilon is for", drawn + 1, hint)
-        write_sealed(path, {"drawn": drawn + 1}, self.run)
-        return drawn + 1
+        must(most is None or count < most, "turn", f"one of the {most} that epsilon is for", count + 1, hint)
+        write_sealed(path, {"drawn": count + 1}, self.run)
+        return count + 1
 
     def last_settled(self) -> int:
         """The last turn that the server used and will not take back, -1 before any."""
@@ -174,8 +176,8 @@ class Journal:
         must(is_whole(table["file"]) and table["file"] in (0, 1), RECEIVED, "as it was written", f"another in {path}")
         return table
 
-    def _model(self, here: int) -> Path:
-        return self.folder / f"received-{here}.safetensors"
+    def _model(self, slot: int) -> Path:
+        return self.folder / f"received-{slot}.safetensors"
 
     def _table(self, round: int) -> Path:
         return self.folder / f"turn-{round:08d}.json"

@@ -58,8 +58,8 @@ def read_addresses(addresses: Iterable[str]) -> list[x509.GeneralName]:
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
-            named = _HOST.fullmatch(address) is not None and len(address) <= 253
-            must(named, "address", "a host name or an IP address without a port", address or "nothing")
+            fits = _HOST.fullmatch(address) is not None and len(address) <= 253
+            must(fits, "address", "a host name or an IP address without a port", address or "nothing")
             names.append(x509.DNSName(address))
     must(len(names) > 0, "address", "given", "nothing", "It is where nodes reach the server: --address HOST.")
     return names

@@ -84,9 +84,9 @@ class LocalFederation:
 
     def start_node(self, node: str, config: Mapping[str, str | int], link: Link | None = None) -> None:
         """Start a node and its worker; it may reach the SuperLink by another ``link``."""
-        reached, port = link or self.link, self.worker_ports[node]
+        target, port = link or self.link, self.worker_ports[node]
         isolation = "process" if self.persistent else "subprocess"
-        self.processes.start(node, node_command(reached, node, config, port, isolation=isolation), self.home(node))
+        self.processes.start(node, node_command(target, node, config, port, isolation=isolation), self.home(node))
         if self.persistent:
             self.start_worker(node)
 

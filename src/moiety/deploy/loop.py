@@ -36,6 +36,8 @@ from moiety.types import Algorithm, Params, RoundRecord, Tree
 
 LARGEST_FILE = 1 << 40
 """The largest file that the server makes of what it knows of devices; it takes no room before it is written."""
+MANY = 10
+"""If so many devices are refused before an answer is used, the run is to blame, however many others there are."""
 UNKNOWN = ("loss", "metric", "shared_loss", "shared_metric", "gain")
 """What a row of the history has no number for, where devices do not share theirs."""
 
@@ -140,17 +142,18 @@ class DeviceLoop(Loop):
         """End a round as in a simulation, and note what shows whether the run or a single device is to blame."""
         self.losses |= dict(zip(received.usable, received.losses, strict=True))
         record = super().close_round(received, time=time, staleness=staleness)
-        if not self.progress.barren:
+        if received.usable:
             self.refused = set()
         return record
 
     def _is_barren(self, clients: list[int]) -> bool:
-        """Whether refused answers speak against the run: not where all are of devices that were refused before.
+        """Whether the run is to blame for refused answers: more than half of the devices were refused, or ``MANY``.
 
-        One device may be broken, or lie; where all that are connected were refused, the run is to blame.
+        A few devices may be broken, or lie. A small cohort may consist of these alone, several times in a row.
         """
-        known, self.refused = self.refused, self.refused | set(clients)
-        return bool(set(clients) - known) or (bool(clients) and self.federation.list_joined() <= self.refused)
+        self.refused |= set(clients)
+        joined = self.federation.list_joined()
+        return bool(clients) and len(self.refused) > min(len(joined) // 2, MANY - 1)
 
     def has_large_loss(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the training loss is too large for most devices too: that of one may be a lie."""
@@ -164,14 +167,14 @@ class DeviceLoop(Loop):
 
     def count(self, jobs: Sequence[Job], received: Params) -> None:
         """Enter what was really sent, and the work of those who were asked, into the ledger."""
-        sent = self.devices.sent
-        for size in sent.values():
+        sizes = self.devices.sent
+        for size in sizes.values():
             self.progress.ledger.down(*size)
-        asked = [job for job in jobs if job.client in sent]
-        if asked:
+        turns = [job for job in jobs if job.client in sizes]
+        if turns:
             first = self.problem.first_state(self.algorithm)
             known = self.federation.wiring.packing is not None  # then densities are known too
-            self.count_work(with_states(asked, [job.state["wire"] if known else first for job in asked]))
+            self.count_work(with_states(turns, [job.state["wire"] if known else first for job in turns]))
 
     def evaluate(self, part: str, clients: np.ndarray) -> Evaluation:
         """Let devices score their own models; they send as much of it as the plan allows."""
@@ -182,12 +185,12 @@ class DeviceLoop(Loop):
         received = self.broadcast()
         answers = self.ask("evaluate", clients, received, {"part": part})
         scores: dict[int, dict[str, Any]] = {}
-        trained, scored = self.problem.data.sizes("train"), self.problem.data.sizes(part)
+        train_sizes, part_sizes = self.problem.data.sizes("train"), self.problem.data.sizes(part)
         for client, answer in answers.items():
             try:
                 if isinstance(answer, MoietyError):
                     raise answer
-                rows = int(trained[client]), int(scored[client])
+                rows = int(train_sizes[client]), int(part_sizes[client])
                 scores[client] = check_scores(answer.head.get("scores"), plan.share_metrics, rows)
             except Exception as error:  # whatever a device sends, the others go on
                 why = f"not evaluated: {tell_error(error)}"

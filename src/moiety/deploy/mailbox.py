@@ -70,9 +70,9 @@ class Mailbox:
 
     def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:
         """The answers that are there now, or why one cannot be used."""
-        wanted, most = set(tickets), self.largest + LONGEST_HEAD + SPARE
-        for ticket, answer in self._call(lambda: list(pull_answers(self.grid, wanted, most))) if wanted else ():
-            if ticket not in wanted:
+        pending, most = set(tickets), self.largest + LONGEST_HEAD + SPARE
+        for ticket, answer in self._call(lambda: list(pull_answers(self.grid, pending, most))) if pending else ():
+            if ticket not in pending:
                 continue
             if isinstance(answer, MoietyError):
                 yield ticket, answer
@@ -84,15 +84,15 @@ class Mailbox:
 
     def collect(self, tickets: Iterable[str], until: float) -> Iterator[tuple[str, Letter | MoietyError]]:
         """Answers as they come, until all are there or the moment (of ``time.monotonic``) has passed."""
-        waiting, pause = set(tickets), SHORTEST
-        while waiting:
+        pending, pause = set(tickets), SHORTEST
+        while pending:
             some = False
-            for ticket, answer in self.pull(waiting):
-                waiting.discard(ticket)
+            for ticket, answer in self.pull(pending):
+                pending.discard(ticket)
                 some = True
                 yield ticket, answer
-            left = until - time.monotonic()
-            if not waiting or left <= 0:
+            seconds = until - time.monotonic()
+            if not pending or seconds <= 0:
                 return
             pause = SHORTEST if some else min(pause * 1.5, LONGEST)
-            time.sleep(min(pause, max(left, 0.0)))
+            time.sleep(min(pause, max(seconds, 0.0)))

@@ -103,22 +103,22 @@ def outlive_errors(pace: Pace) -> None:
     names, connection = vars(start_client_internal), vars(fleet_http_connection)
     pull, push, make_sender = names["_pull_and_store_message"], names["_push_messages"], connection["HeartbeatSender"]
 
-    def pull_patiently(**given: Any) -> int | None:
+    def pull_patiently(**arguments: Any) -> int | None:
         run: int | None = None
         try:
-            run = pull(**given)
+            run = pull(**arguments)
         except Exception as error:
             log.warning("no message: %s", error)
             time.sleep(1.0)
         if run is None:
-            forget_unread(given["state"], given["object_store"])
+            forget_unread(arguments["state"], arguments["object_store"])
         else:
             pace.note_message()
         return run
 
-    def push_surely(**given: Any) -> None:
-        if wait_for_answer(given["state"], given["object_store"], names["_insert_message"]):
-            push(**given)
+    def push_surely(**arguments: Any) -> None:
+        if wait_for_answer(arguments["state"], arguments["object_store"], names["_insert_message"]):
+            push(**arguments)
 
     def make_patient_sender(beat: Callable[[], bool]) -> Any:
         def try_to_beat() -> bool:
@@ -160,15 +160,15 @@ def wait_for_answer(state: Any, store: Any, insert: Callable[[Message, Any, Any]
 
     False where there is nothing to answer.
     """
-    look = 0
+    count = 0
     while not find_answers(state, store)[0]:
         time.sleep(SOON)
-        look += 1
-        if look % RARELY or find_tasks(state):
+        count += 1
+        if count % RARELY or find_tasks(state):
             continue
-        whole, broken = find_answers(state, store)
+        whole, fragments = find_answers(state, store)
         if not whole:
-            for message in broken:
+            for message in fragments:
                 state.delete_messages(message_ids=[message.metadata.message_id])
                 store.delete(message.metadata.message_id)
             messages = find_unanswered(state)
@@ -183,8 +183,8 @@ def find_unanswered(state: Any) -> list[Message]:
     """The messages in a SuperNode that have no answer."""
     with state.lock_msg_store:
         messages = [each.message for each in state.msg_store.values()]
-    answered = {each.metadata.reply_to_message_id for each in messages}
-    return [m for m in messages if not m.metadata.reply_to_message_id and m.metadata.message_id not in answered]
+    ids = {each.metadata.reply_to_message_id for each in messages}
+    return [m for m in messages if not m.metadata.reply_to_message_id and m.metadata.message_id not in ids]
 
 
 def find_answers(state: Any, store: Any) -> tuple[list[Message], list[Message]]:

@@ -41,10 +41,10 @@ def open_own_run(device: Device, run: str | None = None) -> Run:
     """
     run = run or find_run(device)
     ready, journal = device.ready(run), Journal(device.folder, run)
-    known = journal.read_received()
-    must(known is not None, "device", "one that has received a model", f"none in {device.folder}")
-    assert known is not None
-    received, round, used = known
+    entry = journal.read_received()
+    must(entry is not None, "device", "one that has received a model", f"none in {device.folder}")
+    assert entry is not None
+    received, round, used = entry
     first = ready.problem.first_state(ready.algorithm)
     state = journal.read_state(used, first) if used >= 0 else first
     own = make_own_run(device.plan.model, ready, run, received, state, round, used)

@@ -117,7 +117,7 @@ class Plan:
 
     def device_options(self, data: FederatedData) -> Options:
         """The options that a device needs, complete, for its own ``data``."""
-        alone = replace(
+        settings = replace(
             self.settings,
             aggregator=None,
             clock=None,
@@ -126,7 +126,7 @@ class Plan:
             participation="fixed",
             evaluate_every=None,
         )
-        options = Options(rounds=self.rounds, seed=self.seed, loss=self.loss, metric=self.metric, settings=alone)
+        options = Options(rounds=self.rounds, seed=self.seed, loss=self.loss, metric=self.metric, settings=settings)
         return complete_options(options, self.model, data, self.algorithm)
 
     def make_problem(self, data: FederatedData, options: Options) -> tuple[Problem, Algorithm]:

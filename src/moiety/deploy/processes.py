@@ -67,11 +67,11 @@ class Processes:
 
     def stop(self, *names: str) -> None:
         """Ask processes to end, and kill those that do not."""
-        stopped = [self.running.pop(name) for name in names if name in self.running]
-        for process in stopped:
+        processes = [self.running.pop(name) for name in names if name in self.running]
+        for process in processes:
             _signal(process, signal.SIGTERM)
         end = time.monotonic() + GRACE
-        for process in stopped:
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(end - time.monotonic(), 0.01))
             _signal(process, signal.SIGKILL)  # whatever is left of its group

@@ -84,5 +84,5 @@ class Questions:
 
     def _forget(self, node: int) -> None:
         self.pending = {ticket: each for ticket, each in self.pending.items() if each != node}
-        for known in (self.again, self.asked, self.lost):
-            known.pop(node, None)
+        for table in (self.again, self.asked, self.lost):
+            table.pop(node, None)

@@ -148,7 +148,7 @@ authority says, and give nodes the authority's certificate as `ca.crt`.
 def write_readme(link: Link, addresses: Sequence[str], nodes: Sequence[str]) -> str:
     """The text; paths of ``link`` are as seen from the folder of the README."""
     secure = link.keys is not None
-    given = " ".join(f"--address {shlex.quote(address)}" for address in addresses)
+    options = " ".join(f"--address {shlex.quote(address)}" for address in addresses)
     register = "\n   ".join(shlex.join(register_command(link, node)) for node in nodes) if secure else ""
     config: Mapping[str, str | int] = {"partition-id": 0, "name": nodes[0], "folder": f"devices/{nodes[0]}"}
     environment = {"FLWR_HOME": f'"$PWD/{HOME}"', **QUIET, **EAGER, "OMP_NUM_THREADS": "1"}
@@ -168,7 +168,7 @@ def write_readme(link: Link, addresses: Sequence[str], nodes: Sequence[str]) -> 
         replace=_REPLACE.substitute(
             days=DAYS,
             connection=CONNECTION,
-            addresses=given,
+            addresses=options,
             count=len(nodes),
             again=shlex.join(register_command(link, nodes[0])),
             more=len(nodes) + 1,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from moiety.data import FederatedData, Preprocessing
 from moiety.data.agree import check_summary
@@ -59,8 +62,8 @@ class Roster:
         """Take in a device that said hello; one that is known keeps its position, if it has the same token."""
         old = next((each for each in self.members if each.name == member.name), None)
         if old is not None:
-            wanted = f"{old.name} itself, or of another name"
-            must(old.token == member.token, "device", wanted, f"another device that calls itself {old.name}")
+            constraint = f"{old.name} itself, or of another name"
+            must(old.token == member.token, "device", constraint, f"another device that calls itself {old.name}")
             old.node, old.joined = member.node, False
             return
         hint = "With privacy they are fewer than 1 / delta."
@@ -75,15 +78,19 @@ class Roster:
 
     def as_data(self) -> FederatedData:
         """The clients, by name and size."""
-        names, described, recipe = (
+        names, descriptions, recipe = (
             [m.name for m in self.members],
             [m.described for m in self.members],
             self.preprocessing,
         )
-        layout = described[0]["columns"] if recipe is None else recipe_columns(recipe)
-        data = data_without_rows(names, described, layout)
-        classes = data.classes if recipe is None else len(recipe.class_names) or None
-        return replace(data, preprocessing=recipe, classes=classes)
+        layout = descriptions[0]["columns"] if recipe is None else recipe_columns(recipe)
+        data = data_without_rows(names, descriptions, layout)
+        if recipe is None:
+            return data
+        classes = len(recipe.class_names) or None
+        # The last class, so that a model without an output for it is refused.
+        y = data.columns["y"] if classes is None else np.broadcast_to(np.int64(classes - 1), data.columns["y"].shape)
+        return replace(data, columns={**data.columns, "y": y}, preprocessing=recipe, classes=classes)
 
     def save(self, folder: Path, run: str) -> None:
         """Write the list; nodes' ids as text, for JSON readers round numbers of 64 bits."""
@@ -115,6 +122,24 @@ def find_layout(members: Sequence[Member]) -> dict[str, Any]:
     return max(layouts, key=layouts.count)
 
 
+def sort_odd_members(members: Sequence[Member]) -> list[Member]:
+    """The devices with categories or classes that no other has, those with the most of these names first."""
+    names = [_list_names(member.described) for member in members]
+    owners = Counter(name for each in names for name in each)
+    counts = [sum(owners[name] == 1 for name in each) for each in names]
+    order = sorted(range(len(members)), key=lambda place: -counts[place])
+    return [members[place] for place in order if counts[place]]
+
+
+def _list_names(described: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """The categories and classes in a device's table, each with its column; classes have no column's name."""
+    table = described.get("table")
+    if table is None:
+        return set()
+    columns = {**table["categories"], "": table["classes"]}
+    return {(column, label) for column, labels in columns.items() for label in labels}
+
+
 def read_hello(node: int, head: Mapping[str, Any]) -> Member:
     """A device from what it said of itself."""
     name, token, sizes = head.get("name"), head.get("token"), head.get("sizes")
@@ -126,15 +151,15 @@ def read_hello(node: int, head: Mapping[str, Any]) -> Member:
     fits = isinstance(sizes, list) and len(sizes) == 3 and all(is_whole(n) and 0 <= n < MOST_ROWS for n in sizes)
     must(fits, "sizes", f"counts of train, validation and test rows, each below {MOST_ROWS}", f"{sizes!r:.80}")
     must(sizes[0] > 0, "data", "at least one training example on every device", f"none for {name}")  # type: ignore[index]
-    described = {key: value for key, value in head.items() if key not in ("name", "token")}
-    if "table" in described:
-        check_summary(described["table"], sum(sizes))  # type: ignore[arg-type]
-    columns, classes = described.get("columns"), described.get("classes")
+    description = {key: value for key, value in head.items() if key not in ("name", "token")}
+    if "table" in description:
+        check_summary(description["table"], sum(sizes))  # type: ignore[arg-type]
+    columns, classes = description.get("columns"), description.get("classes")
     fits = isinstance(columns, dict) and len(columns) <= 64 and all(map(_is_layout, columns.values()))
     must(fits, "columns", "types and shapes by name", f"{columns!r:.80}")
-    known = classes is None or (is_whole(classes) and 0 < classes < 1 << 31)
-    must(known, "classes", "a number of classes", f"{classes!r:.40}")
-    return Member(str(name), node, digest(str(token).encode()), described)
+    valid = classes is None or (is_whole(classes) and 0 < classes < 1 << 31)
+    must(valid, "classes", "a number of classes", f"{classes!r:.40}")
+    return Member(str(name), node, digest(str(token).encode()), description)
 
 
 def _is_layout(column: Any) -> bool:

@@ -75,11 +75,11 @@ def count_steps(scores: Sequence[Mapping[str, Any]], floor: int) -> dict[str, An
     >>> count_steps([{"metric": 19, "gain": 0, "hurt": False}, {"metric": 18, "gain": -1, "hurt": True}], floor=2)
     {'clients': 2, 'hurt': 1, 'metric_histogram': {'0.90': 1, '0.95': 1}, 'gain_histogram': {'-0.05': 1, '0.00': 1}}
     """
-    known = [each for each in scores if each["metric"] is not None]
-    if len(known) < floor:
+    rows = [each for each in scores if each["metric"] is not None]
+    if len(rows) < floor:
         return {}
     histograms = {}
     for key in ("metric", "gain"):
-        counts = Counter(each[key] for each in known if each[key] is not None)
+        counts = Counter(each[key] for each in rows if each[key] is not None)
         histograms[f"{key}_histogram"] = {f"{step * STEP:.2f}": counts[step] for step in sorted(counts)}
-    return {"clients": len(known), "hurt": sum(each["hurt"] for each in known), **histograms}
+    return {"clients": len(rows), "hurt": sum(each["hurt"] for each in rows), **histograms}

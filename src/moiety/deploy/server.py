@@ -15,7 +15,6 @@ from moiety.deploy.loop import DeviceLoop, begin_on_devices
 from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import Plan
 from moiety.deploy.roster import Roster, load_roster
-from moiety.deploy.tables import fit_recipe
 from moiety.deploy.wire import Wiring
 from moiety.engines.problem import Problem
 from moiety.errors import must
@@ -47,8 +46,7 @@ def serve(plan: Plan, mailbox: Mailbox, callbacks: Given = ()) -> Run:
         roster = load_roster(folder, files.read_id(folder)) if resumed else Roster()
         federation = Federation(plan, mailbox, roster)
         federation.gather(plan.clients)
-        if roster.preprocessing is None:
-            roster.preprocessing = fit_recipe(plan.data, [each.described for each in roster.members])
+        federation.agree_on_recipe()
         data = roster.as_data()
         options = stored_options(plan, folder, data) if resumed else plan.server_options(data)
         problem, algorithm = plan.make_problem(data, options)
@@ -66,12 +64,12 @@ def serve(plan: Plan, mailbox: Mailbox, callbacks: Given = ()) -> Run:
 def stored_options(plan: Plan, folder: Path, data: FederatedData) -> Options:
     """The options that the run in the folder began with, but for the rounds; the plan may not say otherwise."""
     settings = replace(plan.settings, checkpoint_every=1)
-    given = Stored(plan.model, data, plan.algorithm, plan.split, plan.loss, plan.metric, settings)
-    began = read_stored_options(files.read_config(folder), folder, given)
+    request = Stored(plan.model, data, plan.algorithm, plan.split, plan.loss, plan.metric, settings)
+    original = read_stored_options(files.read_config(folder), folder, request)
     for name in ("seed", "cohort"):
-        mine, was = getattr(plan, name), getattr(began, name)
+        mine, was = getattr(plan, name), getattr(original, name)
         must(mine in (None, was), name, f"{was}, as the run in {folder} began", mine, "Or begin another run.")
-    return complete_options(replace(began, rounds=plan.rounds), plan.model, data, plan.algorithm)
+    return complete_options(replace(original, rounds=plan.rounds), plan.model, data, plan.algorithm)
 
 
 class Announcer(Callback):
@@ -79,8 +77,8 @@ class Announcer(Callback):
 
     def on_round(self, run: Run, record: RoundRecord) -> None:
         """Say how many answers were used."""
-        used, rounds = len(record.cohort) - len(record.dropped), run._loop.rounds
-        log.info("round %d of %d: %d of %d answers used", record.round, rounds, used, len(record.cohort))
+        count, rounds = len(record.cohort) - len(record.dropped), run._loop.rounds
+        log.info("round %d of %d: %d of %d answers used", record.round, rounds, count, len(record.cohort))
 
     def on_end(self, run: Run) -> None:
         """Send the last model."""
@@ -108,9 +106,9 @@ def _begin(
         **option_tables(options),
     }
     identity = new_identity(problem, algorithm, options)
-    fitted = data.preprocessing.as_dict() if data.preprocessing else None
+    recipe = data.preprocessing.as_dict() if data.preprocessing else None
     schema = files.describe_schema(data)
-    _, run = files.create_run(folder, config, problem.task.init, identity, {}, fitted, schema)
+    _, run = files.create_run(folder, config, problem.task.init, identity, {}, recipe, schema)
     _start(federation, problem, algorithm, options, folder, run)
     progress = begin_on_devices(problem, algorithm, federation, options.settings.clock, resumed=False)
     rare = options.settings
@@ -123,10 +121,10 @@ def _begin(
 
 def _reopen(federation: Federation, problem: Problem, algorithm: Algorithm, options: Options, folder: Path) -> Run:
     """The run in the folder as its newest checkpoint left it; devices that have come since are clients too."""
-    config, run, stored = files.read_config(folder), files.read_id(folder), files.read_identity(folder)
-    ignored = ("initial", "start", "probe", "environment", "data")
-    check_identity(stored, run_identity(problem, algorithm, options), folder, ignored=ignored)
-    initial = files.read_initial(folder, stored.get("initial", ""), problem.task.init)
+    config, run, identity = files.read_config(folder), files.read_id(folder), files.read_identity(folder)
+    keys = ("initial", "start", "probe", "environment", "data")
+    check_identity(identity, run_identity(problem, algorithm, options), folder, ignored=keys)
+    initial = files.read_initial(folder, identity.get("initial", ""), problem.task.init)
     device = torch.device(options.settings.device)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
     _start(federation, problem, algorithm, options, folder, run)
@@ -136,21 +134,21 @@ def _reopen(federation: Federation, problem: Problem, algorithm: Algorithm, opti
     if newest is None:
         progress.store.start_again()
     else:
-        load_checkpoint(newest, progress, stored)
-    done = progress.round
+        load_checkpoint(newest, progress, identity)
+    last = progress.round
     assert options.rounds is not None
-    must(options.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
+    must(options.rounds >= last, "rounds", f">= {last}, the rounds already trained", options.rounds)
     config["run"]["rounds"] = options.rounds
-    opened = make_run(config, folder, federation.plan.model, problem, algorithm, progress, options, loop_kind(options))
-    opened.history, lost = files.read_history_until(folder, run, done, config["run"])
+    result = make_run(config, folder, federation.plan.model, problem, algorithm, progress, options, loop_kind(options))
+    result.history, rounds = files.read_history_until(folder, run, last, config["run"])
     if options.settings.privacy is not None:
-        count_again(opened._loop, folder)
-    files.warn_of_lost_rows(folder, lost)
+        count_again(result._loop, folder)
+    files.warn_of_lost_rows(folder, rounds)
     files.remove_leftovers(folder)
-    files.write_history(folder, opened.history, run)
+    files.write_history(folder, result.history, run)
     files.write_config(folder, config, run)
-    log.info("going on after round %d", done)
-    return _connect(opened, federation)
+    log.info("going on after round %d", last)
+    return _connect(result, federation)
 
 
 def loop_kind(options: Options) -> type[DeviceLoop]:

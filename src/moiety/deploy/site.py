@@ -17,13 +17,13 @@ def name_node(config: Mapping[str, Any], node: int) -> str:
     return str(config.get("name", config.get("partition-id", node)))
 
 
-def as_own_data(name: str, loaded: Any) -> FederatedData:
+def as_own_data(name: str, data: Any) -> FederatedData:
     """What the user's function gave, as data of one client."""
-    if isinstance(loaded, FederatedData):
-        must(len(loaded) == 1, "data", "of one client on a device", f"{len(loaded)} clients")
-        return replace(loaded, ids=[name], spec={})
-    kind("data", loaded, Mapping, "FederatedData of one client, or a table of columns")
-    return from_clients({name: loaded})
+    if isinstance(data, FederatedData):
+        must(len(data) == 1, "data", "of one client on a device", f"{len(data)} clients")
+        return replace(data, ids=[name], spec={})
+    kind("data", data, Mapping, "FederatedData of one client, or a table of columns")
+    return from_clients({name: data})
 
 
 def load_function(data: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any], name: str) -> FederatedData:
@@ -51,10 +51,10 @@ def describe_rows(data: FederatedData) -> dict[str, Any]:
 
 
 def data_without_rows(
-    names: list[str], described: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]
+    names: list[str], descriptions: Sequence[Mapping[str, Any]], layout: Mapping[str, Any]
 ) -> FederatedData:
     """Data of clients that the server knows by name and size alone: every row is the same row of zeros."""
-    sizes = np.array([each["sizes"] for each in described], dtype=np.int64)
+    sizes = np.array([each["sizes"] for each in descriptions], dtype=np.int64)
     ends = np.cumsum(sizes.reshape(-1)).reshape(sizes.shape)
     bounds = np.column_stack([np.concatenate([[0], ends[:-1, 2]]), ends])
     total = int(ends[-1, 2])
@@ -62,21 +62,21 @@ def data_without_rows(
         name: np.broadcast_to(np.zeros((1, *shape), dtype=dtype), (total, *shape))
         for name, (dtype, shape) in layout.items()
     }
-    classes = [each["classes"] for each in described if each["classes"] is not None]
+    classes = [each["classes"] for each in descriptions if each["classes"] is not None]
     return FederatedData(columns, bounds, np.asarray(names, dtype=np.str_), max(classes) if classes else None)
 
 
-def describe_layout(described: Mapping[str, Any]) -> dict[str, Any]:
+def describe_layout(description: Mapping[str, Any]) -> dict[str, Any]:
     """What must be the same on all devices: columns; of tables their features, and whether they have classes."""
-    table = described.get("table")
-    layout: dict[str, Any] = {"columns": described["columns"]}
+    table = description.get("table")
+    layout: dict[str, Any] = {"columns": description["columns"]}
     if table is not None:
         layout |= {"features": table["features"], "classes": bool(table["classes"]), "weight": table["weight"] is None}
     return layout
 
 
-def check_alike(name: str, described: Mapping[str, Any], first: Mapping[str, Any]) -> None:
+def check_alike(name: str, description: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """Refuse a device whose data are not laid out as those of the others."""
-    mine, others = describe_layout(described), describe_layout(first)
+    mine, others = describe_layout(description), describe_layout(first)
     for key in others:
         must(mine.get(key) == others[key], key, f"as on other devices: {others[key]}", f"{mine.get(key)} of {name}")

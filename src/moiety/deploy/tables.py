@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from moiety.data import FederatedData, Preprocessing
 from moiety.data.agree import agree_on_recipe, match_recipe, summarise_table
-from moiety.data.frame import OPTIONS, Opened, apply_recipe, open_rows
+from moiety.data.frame import OPTIONS, Frame, apply_recipe, open_rows
 from moiety.data.tables import open_table
 from moiety.errors import choice, kind, must
 
@@ -41,6 +41,13 @@ def table(path: str | None = None, *, target: str, **options: Any) -> Table:
         **options: others of ``from_frame``: ``features``, ``drop``, ``time``, ``group``, ``weights``, ``task``,
             ``categories``, ``missing`` (``mean`` or ``indicator``: a median is no sum), ``standardise``, ``test``,
             ``validation``, ``dtype`` and ``seed``.
+
+    >>> rows = table("rows.csv", target="outcome", drop=["patient"], standardise=True)  # then app(..., data=rows)
+    >>> rows.path, rows.options["target"], rows.options["drop"]
+    ('rows.csv', 'outcome', ['patient'])
+    >>> table(target="outcome", missing="median")
+    Traceback (most recent call last):
+    moiety.errors.MoietyError: `missing` must be mean or indicator on devices, got median. It is no sum.
     """
     if path is not None:
         kind("path", path, str, "the path of CSV or Parquet files")
@@ -54,9 +61,9 @@ def table(path: str | None = None, *, target: str, **options: Any) -> Table:
 
 def describe_table(table: Table, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What the server is told of a device's table: how many rows of each part, and sums and names."""
-    opened = _open(table, config, name)
-    sizes = [int(size) for size in np.diff(opened.placed.bounds[0])]
-    return {"sizes": sizes, "columns": {}, "classes": None, "table": summarise_table(opened, table.options)}
+    frame = _open(table, config, name)
+    sizes = [int(size) for size in np.diff(frame.split.bounds[0])]
+    return {"sizes": sizes, "columns": {}, "classes": None, "table": summarise_table(frame, table.options)}
 
 
 def load_table(table: Table, config: Mapping[str, Any], name: str, recipe: Preprocessing) -> FederatedData:
@@ -64,9 +71,9 @@ def load_table(table: Table, config: Mapping[str, Any], name: str, recipe: Prepr
     return replace(apply_recipe(match_recipe(_open(table, config, name), recipe), recipe), ids=[name])
 
 
-def fit_recipe(data: Any, described: Sequence[Mapping[str, Any]]) -> Preprocessing | None:
+def fit_recipe(data: Any, descriptions: Sequence[Mapping[str, Any]]) -> Preprocessing | None:
     """The recipe that all devices apply; None where they have no tables."""
-    return agree_on_recipe([each["table"] for each in described], data.options) if isinstance(data, Table) else None
+    return agree_on_recipe([each["table"] for each in descriptions], data.options) if isinstance(data, Table) else None
 
 
 def recipe_columns(recipe: Preprocessing) -> dict[str, list[Any]]:
@@ -76,11 +83,11 @@ def recipe_columns(recipe: Preprocessing) -> dict[str, list[Any]]:
     return columns | ({"weight": [recipe.dtype, []]} if recipe.weights else {})
 
 
-def _open(table: Table, config: Mapping[str, Any], name: str) -> Opened:
+def _open(table: Table, config: Mapping[str, Any], name: str) -> Frame:
     path = table.path or config.get("data")
     must(isinstance(path, str), "data", "the path of a table in the node's configuration", repr(path))
-    read = open_table(path)
-    blocks = [pa.table(block.columns) for block in read.read(list(read.types))]
+    file = open_table(path)
+    blocks = [pa.table(block.columns) for block in file.read(list(file.types))]
     whole = pa.concat_tables(blocks)
     must(CLIENT not in whole.column_names, "data", f"a table without a column {CLIENT}", path)
     return open_rows(whole.append_column(CLIENT, pa.array([name] * len(whole))), table.options)

@@ -54,51 +54,51 @@ class Wiring:
         self.packing = algorithm.wire.packing if exchange.traffic is not None else None
         codec = exchange.options.codec
         if self.packing is not None:
-            wanted = f"left out for {algorithm.name} on devices, whose messages are sparse already"
-            must(codec is None, "codec", wanted, "one")
+            constraint = f"left out for {algorithm.name} on devices, whose messages are sparse already"
+            must(codec is None, "codec", constraint, "one")
 
     def first_known(self, state: Tree) -> Tree:
         """What both sides know of a client with that state."""
         return {} if self.packing is None else self.packing.known(state)
 
-    def pack_down(self, received: Params, client: int, known: Tree) -> Packed:
+    def pack_down(self, received: Params, client: int, facts: Tree) -> Packed:
         """A broadcast to one client."""
-        tensors = received if self.packing is None else self.packing.pack_down(self._key(client), received, known)
+        tensors = received if self.packing is None else self.packing.pack_down(self._key(client), received, facts)
         return self._pack(tensors, self.down)
 
-    def unpack_down(self, body: bytes, client: int, known: Tree) -> Params:
+    def unpack_down(self, body: bytes, client: int, facts: Tree) -> Params:
         """What a device received: laid out as declared, and finite."""
         packed = open_body(body, self.down)
         if self.packing is not None:
-            packed = self.packing.unpack_down(self._key(client), packed, self.down, known)
+            packed = self.packing.unpack_down(self._key(client), packed, self.down, facts)
         check(packed, self.down, where="from the server", what="broadcast")
         must(tree.all_finite(packed), "broadcast", "finite", "a NaN or an infinity")
         return self._place(packed, self.down)
 
-    def pack_up(self, upload: Params, client: int, t: int, known: Tree, after: Tree) -> Packed:
+    def pack_up(self, upload: Params, client: int, t: int, facts: Tree, after: Tree) -> Packed:
         """An upload of a device; the bytes that leave are opened again and checked as the server does it."""
         if self.packing is None:
             tensors = self.exchange.encode(upload, client, t)
         else:
-            tensors = self.packing.pack_up(self._key(client), upload, known, after)
+            tensors = self.packing.pack_up(self._key(client), upload, facts, after)
         packed = self._pack(tensors, self.up)
-        self.check_leaving(packed.body, client, t, known)
+        self.check_leaving(packed.body, client, t, facts)
         return packed
 
-    def check_leaving(self, body: bytes, client: int, t: int, known: Tree) -> None:
+    def check_leaving(self, body: bytes, client: int, t: int, facts: Tree) -> None:
         """Refuse bytes that hold the name of a personal tensor, or that the server could not open."""
         personal = sorted(set(self.problem.split.personal) & set(unpack(body) if body else {}))
         if personal:
             raise PrivacyError(f"`upload` must be without names of the personal part, got {personal[0]}.")
-        self.unpack_up(body, client, t, known)
+        self.unpack_up(body, client, t, facts)
 
-    def unpack_up(self, body: bytes, client: int, t: int, known: Tree) -> tuple[Params, Tree, tuple[int, int]]:
+    def unpack_up(self, body: bytes, client: int, t: int, facts: Tree) -> tuple[Params, Tree, tuple[int, int]]:
         """The upload that a client sent, laid out as declared; what is known of it from now on; and its bytes."""
         packed = open_body(body, self.up)
         size = self._count_values(packed, self.up), len(body)
         if self.packing is None:
-            return self._place(self.exchange.decode(packed, self.up, client, t), self.up), known, size
-        upload, after = self.packing.unpack_up(self._key(client), packed, self.up, known)
+            return self._place(self.exchange.decode(packed, self.up, client, t), self.up), facts, size
+        upload, after = self.packing.unpack_up(self._key(client), packed, self.up, facts)
         check(upload, self.up, where=f"client {client}, round {t + 1}")
         return self._place(upload, self.up), after, size
 

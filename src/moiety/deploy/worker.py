@@ -110,10 +110,10 @@ class Worker:
         client = self._connect(
             [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)]
         )
-        done = threading.Event()
+        end = threading.Event()
 
         def beat() -> None:
-            while not done.wait(BEAT):
+            while not end.wait(BEAT):
                 with contextlib.suppress(Exception):  # what comes next says that the task is lost
                     client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
 
@@ -121,7 +121,7 @@ class Worker:
         try:
             yield client
         finally:
-            done.set()
+            end.set()
             client.close()
 
     def load(self, run: Any, fab: Any) -> Callable[..., Message]:
@@ -182,27 +182,27 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--insecure", action="store_true", help="without TLS, for an address of this machine")
     parser.add_argument("--root-certificates", help="the certificate of the authority, with TLS")
     parser.add_argument("--superexec-auth-secret-file", help="the secret that the SuperNode was started with")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     installed = version("flwr")
     if not is_known(installed):
         hand_over(arguments, installed)
     try:
-        if given.insecure == bool(given.root_certificates):
+        if options.insecure == bool(options.root_certificates):
             raise MoietyError("`--insecure` must be given, or `--root-certificates`, got both or none.")
         from flwr.supercore.auth import load_superexec_auth_secret
 
-        path = given.superexec_auth_secret_file
+        path = options.superexec_auth_secret_file
         secret = None if path is None else load_superexec_auth_secret(secret_file=path)
-        certificates = None if given.insecure else Path(given.root_certificates).read_bytes()
+        certificates = None if options.insecure else Path(options.root_certificates).read_bytes()
     except (MoietyError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
     shorten_waits(installed)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     with contextlib.suppress(KeyboardInterrupt):
-        Worker(given.runtime_api_address, certificates, secret).serve_for_ever()
+        Worker(options.runtime_api_address, certificates, secret).serve_for_ever()
     return 0
 
 

@@ -110,16 +110,16 @@ def pick_engine(
     refusal = _find_refusal(problem, functions, jobs, received, info, expected)
     if refusal:
         expected = {n: t for n, t in expected.items() if not n.endswith("vectorised")}
-    ranked = sorted(expected, key=expected.__getitem__)
-    best, refused = ranked[0], [f"vectorised cannot run it ({refusal})"] if refusal else []
+    order = sorted(expected, key=expected.__getitem__)
+    best, notes = order[0], [f"vectorised cannot run it ({refusal})"] if refusal else []
     budget = min(LONGEST, SHARE * rounds * expected[best])
-    near = [n for n in ranked if expected[n] < NEAR * expected[best]]
+    near = [n for n in order if expected[n] < NEAR * expected[best]]
     size = _choose_sample(near, loads, predict, budget, 2 * count)
     # A cluster may not have room for the actors of two engines.
     if name == "ray" or len(near) == 1 or not size or rounds * expected[best] < SHORT:
         engine = make_engine(best, problem, functions, workers, timeout)
-        shown = ", ".join(f"{n} {_show(expected[n])}" for n in ranked)
-        return engine, "; ".join([f"expected for a round, by size: {shown}", *refused])
+        text = ", ".join(f"{n} {_show(expected[n])}" for n in order)
+        return engine, "; ".join([f"expected for a round, by size: {text}", *notes])
     log.info("measuring engines")
     engines = {n: make_engine(n, problem, functions, workers, timeout) for n in near}
     seconds = {n: (predict(n, loads[:size]), expected[n]) for n in near}
@@ -131,9 +131,9 @@ def pick_engine(
         for n, engine in engines.items():
             if n != best:
                 engine.close()
-    shown = ", ".join(f"{n} {_show(t)}" for n, t in times.items())
-    reason = f"measured on {size} clients of the first cohort, for a round: {shown}"
-    return engines[best], "; ".join([reason, *refused])
+    text = ", ".join(f"{n} {_show(t)}" for n, t in times.items())
+    reason = f"measured on {size} clients of the first cohort, for a round: {text}"
+    return engines[best], "; ".join([reason, *notes])
 
 
 def _show(seconds: float) -> str:
@@ -180,12 +180,12 @@ def _measure(
     """
     least: dict[str, float] = {}
     times: dict[str, float] = {}
-    began, pace = time.perf_counter(), 1.0
+    start_time, pace = time.perf_counter(), 1.0
     for turn in range(TURNS):
         for n, engine in engines.items():
             sample, whole = expected[n]
             if times:
-                ends = time.perf_counter() - began + least.get(n, pace * sample)
+                ends = time.perf_counter() - start_time + least.get(n, pace * sample)
                 fastest = min(times.values())
                 too_slow = turn > 0 and times.get(n, 0.0) > CLOSE * fastest
                 if too_slow or ends > min(LONGEST, SHARE * rounds * fastest):

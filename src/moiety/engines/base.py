@@ -65,15 +65,15 @@ class Results(Sequence[Tree]):
 
 def join_blocks(blocks: Iterable[tuple[list[int], Tree]], count: int) -> Results:
     """Results that came in blocks, each with the places of its jobs among all."""
-    joined: Tree = {}
+    result: Tree = {}
     for places, block in blocks:
         if places == list(range(count)):
             return Results(block, count)
-        if not tree.values(joined):
-            joined = tree.map_leaves(lambda x: x.new_empty((count, *x.shape[1:])), block)
-        for whole, part in zip(tree.values(joined), tree.values(block), strict=True):
+        if not tree.values(result):
+            result = tree.map_leaves(lambda x: x.new_empty((count, *x.shape[1:])), block)
+        for whole, part in zip(tree.values(result), tree.values(block), strict=True):
             whole.index_copy_(0, torch.tensor(places, device=whole.device), part)
-    return Results(joined, count)
+    return Results(result, count)
 
 
 class Engine:
@@ -105,21 +105,23 @@ class Engine:
         kind, instead = self.problem.device.type, "Use engine sequential, vectorised or auto."
         must(kind == "cpu", "device", f"cpu for the engine {self.name}", kind, instead)
 
-    def refuse_writes(self, before: list[int], given: Tree, jobs: Sequence[Job], info: RoundInfo) -> None:
+    def refuse_writes(self, before: list[int], inputs: Tree, jobs: Sequence[Job], info: RoundInfo) -> None:
         """Raise where an algorithm wrote into what its clients were given; ``before`` is what was counted earlier."""
-        if count_writes(given) != before:
+        if count_writes(inputs) != before:
             clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
-            got = f"a write in place (client {clients}, round {info.round + 1})"
-            wanted = "one that leaves what clients receive, and their states, as they are"
-            must(False, "algorithm", wanted, got, "Write p + step in the place of p.add_(step), or clone p first.")
+            fault = f"a write in place (client {clients}, round {info.round + 1})"
+            constraint = "one that leaves what clients receive, and their states, as they are"
+            must(
+                False, "algorithm", constraint, fault, "Write p + step in the place of p.add_(step), or clone p first."
+            )
 
-    def explain_deaths(self, jobs: Sequence[Job], info: RoundInfo, wanted: str, hint: str) -> MoietyError:
+    def explain_deaths(self, jobs: Sequence[Job], info: RoundInfo, constraint: str, hint: str) -> MoietyError:
         """The error for clients whose workers died ``tries`` times."""
         clients = ", ".join(str(self.problem.data.ids[job.client]) for job in jobs[:5])
-        got = f"{self.tries} that died in round {info.round + 1} while serving clients {clients}"
-        return MoietyError(message("workers", wanted, got, hint))
+        fault = f"{self.tries} that died in round {info.round + 1} while serving clients {clients}"
+        return MoietyError(message("workers", constraint, fault, hint))
 
 
-def count_writes(given: Tree) -> list[int]:
+def count_writes(inputs: Tree) -> list[int]:
     """For each tensor, how often it was written to in place, as PyTorch counts it for autograd."""
-    return [x._version for x in tree.values(given) if isinstance(x, Tensor)]
+    return [x._version for x in tree.values(inputs) if isinstance(x, Tensor)]

@@ -59,5 +59,5 @@ def predict_seconds(engine: str, problem: Problem, loads: Sequence[Load], worker
         arithmetic *= BLOCK_CONVOLUTIONS if any(value.dim() > 2 for value in values) else 1.0
     else:
         calls = steps * call
-    moved = ROUND_SECONDS + len(loads) * (JOB_SECONDS + 3 * model / COPY_RATE) if forked else 0.0
-    return calls + arithmetic + moved
+    transfer = ROUND_SECONDS + len(loads) * (JOB_SECONDS + 3 * model / COPY_RATE) if forked else 0.0
+    return calls + arithmetic + transfer

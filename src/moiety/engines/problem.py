@@ -61,8 +61,8 @@ class Problem:
 
     def broadcast(self, algorithm: Algorithm, server: Tree) -> Params:
         """What the server sends, copied: nothing that is done with it reaches the server."""
-        sent: Params = tree.clone(algorithm.broadcast(server))
-        return sent
+        params: Params = tree.clone(algorithm.broadcast(server))
+        return params
 
     def shared_model(self, algorithm: Algorithm, received: Params) -> Params:
         """The model of a client without personal values: the server's part, and the first personal part."""
@@ -76,9 +76,9 @@ class Problem:
         if algorithm.aggregator is None:
             return True
         other = {name: p + 1 if p.is_floating_point() else p for name, p in received.items()}
-        now, moved = self.shared_model(algorithm, received), self.shared_model(algorithm, other)
-        trained = (*self.split.trained_shared, *self.split.trained_personal)
-        return all(not torch.equal(now[name], moved[name]) for name in trained)
+        now, after = self.shared_model(algorithm, received), self.shared_model(algorithm, other)
+        names = (*self.split.trained_shared, *self.split.trained_personal)
+        return all(not torch.equal(now[name], after[name]) for name in names)
 
     def shared_parts(self, algorithm: Algorithm) -> Callable[[Params], tuple[Params, Params]]:
         """From a broadcast to the two parts of that model. It holds nothing of the data, and can be sent."""

@@ -1,4 +1,4 @@
-"""Workers on all cores: each a forked process with one thread, which serves its share of the clients.
+"""A process with one thread on every core, each with its share of the clients: this one, and forked workers.
 
 Workers are forked once, so they have the problem and the data without a copy; what a round sends and returns (shared
 parameters, personal states, results) lies in memory that all of them map. A worker that dies, or that does nothing for
@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +51,11 @@ class _Worker(NamedTuple):
 
 
 class Processes(Engine):
-    """Serves clients on ``workers`` processes, each with an engine of its own."""
+    """Serves clients on ``workers`` processes, each with an engine of its own.
+
+    This process is one of them. If it only waited for the others, to wake it would cost a quarter of a millisecond in
+    every round. With ``workers=1`` a single worker is forked, and this process waits.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class Processes(Engine):
         self.timeout = timeout
         self.inner = inner
         self.count = workers or count_cores()
+        self.own = inner(problem, functions)
         self.workers: list[_Worker] = []
         self.received: Arena
         self.states: Arena
@@ -116,7 +120,7 @@ class Processes(Engine):
             rows = {phase: Rows(np.array([start, start]), np.array([2])) for phase in function.phases}
             (result,) = quiet.map(name, [Job(job.client, rows, 2, job.state)], received, RoundInfo())
             self.results[name] = Arena(result, count_slots(result, most))
-        self.workers = [self._fork() for _ in range(self.count)]
+        self.workers = [self._fork() for _ in range(max(1, self.count - 1))]
 
     def _fork(self) -> _Worker:
         context = multiprocessing.get_context("fork")
@@ -128,19 +132,22 @@ class Processes(Engine):
 
     def _serve(self, function: str, jobs: Sequence[Job], info: RoundInfo) -> Results:
         self.states.write_all(range(len(jobs)), states_of(jobs))
-        shares = [share for share in deal_jobs(jobs, len(self.workers)) if share]
+        shares = [share for share in deal_jobs(jobs, self.count) if share]
         orders = [(function, (share, take_jobs(jobs, share)), info) for share in shares]
-        waiting: dict[int, int] = {}  # worker -> times its share was sent
+        mine = orders.pop() if len(orders) > len(self.workers) else None
+        waiting = dict.fromkeys(range(len(orders)), 1)  # worker -> times its share was sent
         for w, order in enumerate(orders):
             self._send(w, order)
-            waiting[w] = 1
+        if mine is not None:
+            self._serve_own(*mine)
+            self._stay_awake(list(waiting))
         watch = Watch(self.timeout)
         while waiting:
             pipes = {self.workers[w].pipe: w for w in waiting}
             ends = {self.workers[w].process.sentinel: w for w in waiting}
             # A worker that died shows at both its ends, but dies once.
-            turned = {pipes[end] if end in pipes else ends[end] for end in wait([*pipes, *ends], self.timeout / 4)}
-            for w in turned or {w for w in waiting if watch.is_stuck(self.workers[w].process.pid)}:
+            ready = {pipes[end] if end in pipes else ends[end] for end in wait([*pipes, *ends], self.timeout / 4)}
+            for w in ready or {w for w in waiting if watch.is_stuck(self.workers[w].process.pid)}:
                 answer = self._receive(w)
                 if isinstance(answer, Exception):
                     self.close()
@@ -158,6 +165,32 @@ class Processes(Engine):
                 self._send(w, orders[w])
                 waiting[w] += 1
         return self.results[function].read_all(len(jobs))
+
+    def _serve_own(self, function: str, share: Share, info: RoundInfo) -> None:
+        """Do this process's share. An error here is the one that a worker's would be."""
+        try:
+            self._do(self.own, function, share, info)
+        except Exception as error:
+            self.close()
+            raise unpack_answer(pack_answer(error)) from error  # type: ignore[misc]
+
+    def _stay_awake(self, workers: Sequence[int]) -> None:
+        """Wait a moment for workers that are about to answer, without going to sleep."""
+        soon = time.monotonic() + SPIN_SECONDS
+        while not all(self.workers[w].pipe.poll(0) for w in workers) and time.monotonic() < soon:
+            os.sched_yield()
+
+    def _do(self, engine: Engine, function: str, share: Share, info: RoundInfo) -> None:
+        """Serve a share and write the results where all processes see them."""
+        slots, jobs = share
+        # One client at a time, where clients are not joined in blocks: few results are in memory then.
+        step = 1 if self.inner is Sequential else len(slots)
+        for at in range(0, len(slots), step):
+            some = slots[at : at + step]
+            own = with_states(jobs[at : at + step], [self.states.read(slot) for slot in some])
+            results = engine.map(function, own, self.received.read(0), info)
+            self.results[function].write_all(some, results)
+            del results
 
     def _send(self, w: int, order: tuple[str, Share, RoundInfo]) -> None:
         if (read_state(self.workers[w].process.pid) or ("", 0))[0] == "T":  # it is stopped, and would read nothing
@@ -191,18 +224,11 @@ class Processes(Engine):
                 if os.getppid() != parent:
                     os._exit(0)
             try:
-                function, (slots, jobs), info = unpack_order(pipe.recv_bytes())
+                order = unpack_order(pipe.recv_bytes())
             except EOFError:
                 os._exit(0)
             try:
-                # One client at a time, where clients are not joined in blocks: few results are in memory then.
-                step = 1 if self.inner is Sequential else len(slots)
-                for at in range(0, len(slots), step):
-                    some = slots[at : at + step]
-                    own = with_states(jobs[at : at + step], [self.states.read(slot) for slot in some])
-                    results = engine.map(function, own, self.received.read(0), info)
-                    self.results[function].write_all(some, results)
-                    del results
+                self._do(engine, *order)
                 self.problem.data.release()
                 pipe.send_bytes(pack_answer(sorted(problem.warned)))
             except Exception as error:  # the parent raises it
@@ -225,10 +251,10 @@ class Watch:
         now, state = time.monotonic(), read_state(process)
         if state is None:
             return False
-        letter, used = state
+        letter, ticks = state
         before, since = self.seen.get(process, (-1, now))
-        if letter == "R" or used != before:
-            self.seen[process] = used, now
+        if letter == "R" or ticks != before:
+            self.seen[process] = ticks, now
             return False
         return now - since >= self.timeout
 
@@ -236,8 +262,9 @@ class Watch:
 def read_state(process: int) -> tuple[str, int] | None:
     """The letter that says what a process does (R: it runs, or waits for a core), and its processor time in ticks."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[11]) + int(fields[12])
+        with open(f"/proc/{process}/stat", "rb", buffering=0) as file:  # several times as quick as by its path
+            fields = file.read(4096).rpartition(b")")[2].split()
+        return fields[0].decode(), int(fields[11]) + int(fields[12])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -252,10 +279,10 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def count_slots(example: Tree, wanted: int) -> int:
+def count_slots(example: Tree, most: int) -> int:
     """How many trees like ``example`` fit the arena, at most ``wanted``."""
     size = sum(x.numel() * x.element_size() for x in tree.leaves(example).values()) or 1
-    return max(1, min(wanted, ARENA_BYTES // size))
+    return max(1, min(most, ARENA_BYTES // size))
 
 
 def deal_jobs(jobs: Sequence[Job], shares: int) -> list[list[int]]:

@@ -95,15 +95,15 @@ class Ray(Engine):
             self.held = [{} for _ in range(self.count)]
             self.actors = [self._actor(w, cpus=1) for w in range(self.count)]
         limit = count_slots(jobs[0].state, len(self.problem.data))
-        sent = pack(received)
-        if sum(x.nbytes for x in tree.values(sent)) > INLINE_BYTES:  # stored once for all actors
-            sent = self.ray.put(sent)
-        call = (function, limit, info, sent)
+        content = pack(received)
+        if sum(x.nbytes for x in tree.values(content)) > INLINE_BYTES:  # stored once for all actors
+            content = self.ray.put(content)
+        call = (function, limit, info, content)
         shares: dict[int, list[int]] = {}
         clients = clients_of(jobs)
         for slot, client in enumerate(clients):
             shares.setdefault(client % self.count, []).append(slot)
-        answered: dict[int, Joined] = {}
+        replies: dict[int, Joined] = {}
         waiting = {self._send(w, take_jobs(jobs, share), call): (w, 1) for w, share in shares.items()}
         while waiting:
             (answer,), _ = self.ray.wait(list(waiting))
@@ -126,15 +126,15 @@ class Ray(Engine):
                 self.actors[w] = self._actor(w, cpus=0)
                 waiting[self._send(w, share, call)] = (w, tries + 1)
                 continue
-            answered[w] = answers
+            replies[w] = answers
             for slot, after in zip(shares[w], digests, strict=True):
                 remember(self.held[w], clients[slot], after, limit)
-        layouts = {each.layout() for each in answered.values()}
+        layouts = {each.layout() for each in replies.values()}
         if len(layouts) == 1 and None not in layouts:
-            blocks = ((shares[w], stack_trees(each)) for w, each in answered.items())
+            blocks = ((shares[w], stack_trees(each)) for w, each in replies.items())
             return join_blocks(blocks, len(jobs))
         results: list[Tree] = [None] * len(jobs)
-        for w, each in answered.items():
+        for w, each in replies.items():
             for slot, result in zip(shares[w], part_trees(each), strict=True):
                 results[slot] = result
         return results
@@ -175,9 +175,9 @@ class Ray(Engine):
         digests = digest_each(states)
         absent = [i for i, client in enumerate(clients) if self.held[w].get(client) != digests[i]]
         names = [str(self.problem.data.ids[client]) for client in clients]
-        sent = join_trees([states[i] for i in absent])
+        content = join_trees([states[i] for i in absent])
         packed = pack_jobs(jobs, self.shift)
-        order = Order(function, packed, names, [clients[i] for i in absent], sent, limit, info)
+        order = Order(function, packed, names, [clients[i] for i in absent], content, limit, info)
         return self.actors[w].serve.remote(order, received)
 
 
@@ -267,8 +267,8 @@ def _start(ray: Any, **options: Any) -> None:
                 if hasattr(node, "kill_all_processes"):
                     node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
             if attempt == STARTS:
-                got = f"{STARTS} that did not: {error}"
-                text = message("engine", "ray with a cluster that starts", got, "Is the machine too busy?")
+                fault = f"{STARTS} that did not: {error}"
+                text = message("engine", "ray with a cluster that starts", fault, "Is the machine too busy?")
                 raise MoietyError(text) from error
 
 

@@ -54,14 +54,14 @@ def unpack(value: Tree) -> Tree:
 def join_trees(trees: Sequence[Tree]) -> Joined:
     """Many trees as one message: an array for each leaf with a row for each tree, where all trees are alike."""
     if isinstance(trees, Results):
-        stacked = [pack(x.contiguous()) for x in tree.values(trees.stacked)]
-        return Joined(len(trees), tree.map_leaves(lambda leaf: 0, trees.stacked), stacked)
+        columns = [pack(x.contiguous()) for x in tree.values(trees.stacked)]
+        return Joined(len(trees), tree.map_leaves(lambda leaf: 0, trees.stacked), columns)
     layouts = {_describe(each) for each in trees}
     if len(layouts) != 1 or None in layouts:
         return Joined(len(trees), None, [pack(each) for each in trees])
     rows = [tree.values(each) for each in trees]
-    stacked = [pack(torch.stack([row[leaf] for row in rows])) for leaf in range(len(rows[0]))]
-    return Joined(len(trees), tree.map_leaves(lambda leaf: 0, trees[0]), stacked)
+    columns = [pack(torch.stack([row[leaf] for row in rows])) for leaf in range(len(rows[0]))]
+    return Joined(len(trees), tree.map_leaves(lambda leaf: 0, trees[0]), columns)
 
 
 def part_trees(joined: Joined) -> list[Tree]:
@@ -122,8 +122,8 @@ def unpack_jobs(packed: PackedJobs) -> Sequence[Job]:
 
 def digest_each(states: Sequence[Tree]) -> list[bytes]:
     """The digest of each state; that of clients which share one is made once."""
-    known: dict[int, bytes] = {}
-    return [known.get(id(state)) or known.setdefault(id(state), digest(pack(state))) for state in states]
+    digests: dict[int, bytes] = {}
+    return [digests.get(id(state)) or digests.setdefault(id(state), digest(pack(state))) for state in states]
 
 
 def digest(packed: Tree) -> bytes:

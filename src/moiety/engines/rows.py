@@ -134,9 +134,9 @@ def plan_rows(
     >>> [rows.order.tolist() for rows in plan]
     [[0, 1, 2], [10, 11, 12]]
     """
-    owned = (stops - starts).tolist()
-    n = owned[0] if owned else 0
-    if phase.walk or not n or _length(phase, n) > KNOWN_ROWS or owned.count(n) < len(owned):
+    sizes = (stops - starts).tolist()
+    n = sizes[0] if sizes else 0
+    if phase.walk or not n or _length(phase, n) > KNOWN_ROWS or sizes.count(n) < len(sizes):
         spans = zip(clients, starts.tolist(), stops.tolist(), strict=True)
         return [phase_rows(phase, start, stop, *words, client, seed=seed) for client, start, stop in spans]
     batches, order, epochs = _known_walk(phase, n)

@@ -46,12 +46,12 @@ class Sequential(Engine):
 
         numbers = {name: column[0] for name, column in job_numbers([job], problem.device).items()}
         work = make_work(problem, batches, autograd_gradient, numbers, job.turn, info)
-        given = (received, job.state)
-        before = count_writes(given)
+        inputs = (received, job.state)
+        before = count_writes(inputs)
         try:
             with torch.no_grad(), torch_seed(problem.seed, "forward", function, info.round, job.client):
                 result = self.functions[function].call(work, received, job.state)
-            self.refuse_writes(before, given, [job], info)
+            self.refuse_writes(before, inputs, [job], info)
             return result
         except (RuntimeError, ValueError, IndexError) as error:
             if isinstance(error, MoietyError):

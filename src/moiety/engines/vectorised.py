@@ -53,18 +53,18 @@ def split_into_blocks(
     shapes = [[(len(r.sizes), r.width) for r in job.rows.values()] for job in jobs]
     block: list[int] = []
     widest: list[tuple[int, int]] = []
-    apart = 0  # the rows that the block's clients would compute one by one
+    rows = 0  # the rows that the block's clients would compute one by one
     for i in sorted(range(len(jobs)), key=lambda i: shapes[i]):
         cost = sum(steps * width for steps, width in shapes[i])
-        joined = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(widest or shapes[i], shapes[i], strict=True)]
-        together = (len(block) + 1) * sum(steps * width for steps, width in joined)
-        allowed = max(PADDING * (apart + cost), free * sum(steps for steps, _ in joined))
-        too_wide = together - apart - cost > allowed
-        if block and (too_wide or len(block) >= min(most, room(max(width for _, width in joined)))):
+        shape = [(max(a, c), max(b, d)) for (a, b), (c, d) in zip(widest or shapes[i], shapes[i], strict=True)]
+        together = (len(block) + 1) * sum(steps * width for steps, width in shape)
+        limit = max(PADDING * (rows + cost), free * sum(steps for steps, _ in shape))
+        too_wide = together - rows - cost > limit
+        if block and (too_wide or len(block) >= min(most, room(max(width for _, width in shape)))):
             yield block
-            block, joined, apart = [], shapes[i], 0
+            block, shape, rows = [], shapes[i], 0
         block.append(i)
-        widest, apart = joined, apart + cost
+        widest, rows = shape, rows + cost
     if block:
         yield block
 
@@ -131,13 +131,13 @@ class Vectorised(Engine):
         problem, call, first = self.problem, self.functions[function].call, jobs[0]
         turn = first.turn
 
-        given = (
+        inputs = (
             {phase: self._plan(jobs, phase) for phase in first.rows},
             job_numbers(jobs, problem.device),
             stack_states(states_of(jobs)),
         )
         # Tensors go in and come out one beside the other: to find them in trees takes vmap longer than us.
-        make, remake = tree.maker(given), None
+        make, remake = tree.maker(inputs), None
 
         def serve_one(*leaves: Tensor) -> tuple[Tensor, ...]:
             nonlocal remake
@@ -154,7 +154,7 @@ class Vectorised(Engine):
         before = count_writes(received)
         try:
             with torch.no_grad():
-                results = torch.func.vmap(serve_one, randomness="error")(*tree.values(given))
+                results = torch.func.vmap(serve_one, randomness="error")(*tree.values(inputs))
             if len(jobs) >= RELEASE_CLIENTS:
                 problem.data.release()
             self.refuse_writes(before, received, jobs, info)
@@ -162,9 +162,9 @@ class Vectorised(Engine):
             return remake(iter(results))
         except RuntimeError as error:
             if "randomness" in str(error):
-                got = "random numbers drawn while training (dropout)"
+                fault = "random numbers drawn while training (dropout)"
             elif "data-dependent control flow" in str(error):
-                got = "code in it that depends on values (as that of attention masks in transformers)"
+                fault = "code in it that depends on values (as that of attention masks in transformers)"
             else:
-                got = f"an operation that cannot be vectorised: {' '.join(str(error).split())[:200]}"
-            raise MoietyError(f"`engine` must be able to vectorise this model, got {got}. {INSTEAD}") from error
+                fault = f"an operation that cannot be vectorised: {' '.join(str(error).split())[:200]}"
+            raise MoietyError(f"`engine` must be able to vectorise this model, got {fault}. {INSTEAD}") from error

@@ -101,8 +101,8 @@ def make_work(
         features = compute_features(partial, model, rows, limit=FEATURE_BYTES // clients)
         if not features:
             return task.loss, batches
-        kept = {name: column for name, column in rows.items() if name not in partial.spare}
-        return partial.loss, batches.over({**kept, **features})
+        columns = {name: column for name, column in rows.items() if name not in partial.spare}
+        return partial.loss, batches.over({**columns, **features})
 
     return Work(
         task=task,

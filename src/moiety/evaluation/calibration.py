@@ -89,11 +89,11 @@ def calibration_rows(
     for client, both in predictions.items():
         pair = isinstance(both, tuple | list) and len(both) == 2
         must(pair, f"predictions[{client!r}]", "(probabilities, labels)", both)
-    known = {client: _check(p, y) for client, (p, y) in predictions.items()}
-    classes = {client: p.shape[1] for client, (p, _) in known.items()}
+    pairs = {client: _check(p, y) for client, (p, y) in predictions.items()}
+    classes = {client: p.shape[1] for client, (p, _) in pairs.items()}
     must(len(set(classes.values())) == 1, "predictions", "probabilities of the same classes for all clients", classes)
-    rows = [{"client": client, **scores(p, y, bins=bins)} for client, (p, y) in known.items()]
-    p, labels = (np.concatenate(parts) for parts in zip(*known.values(), strict=True))
+    rows = [{"client": client, **scores(p, y, bins=bins)} for client, (p, y) in pairs.items()]
+    p, labels = (np.concatenate(parts) for parts in zip(*pairs.values(), strict=True))
     return rows, {"client": "all", **scores(p, labels, bins=bins)}
 
 

@@ -48,16 +48,16 @@ def effective_sample_size(chain: np.ndarray) -> np.ndarray:
     pairs = 1 + (count - 3) // 2  # the last lags are hardly estimated
     even, odd = correlations[0 : 2 * pairs : 2], correlations[1 : 2 * pairs : 2]
     positive = np.logical_and.accumulate(even + odd > 0, axis=0)
-    falling = np.minimum.accumulate(even + odd, axis=0)
+    sums = np.minimum.accumulate(even + odd, axis=0)
     # Of the last pair, the first that is not positive or the last there is, the even lag alone counts.
     last = np.minimum(positive.sum(0), pairs - 1)
     inside = np.arange(pairs).reshape(-1, *[1] * last.ndim) < last
     rest, other = (np.take_along_axis(lags, last[None], 0)[0] for lags in (even, odd))
     rest = np.where((rest > 0) | (rest + other > 0), rest, 0.0)
-    time = -1 + 2 * np.where(inside, falling, 0.0).sum(0) + rest
+    time = -1 + 2 * np.where(inside, sums, 0.0).sum(0) + rest
     size = 2 * count
-    worth = size / np.maximum(time, 1 / math.log10(size))
-    return np.asarray(np.where(total > 0, worth, 1.0))
+    draws = size / np.maximum(time, 1 / math.log10(size))
+    return np.asarray(np.where(total > 0, draws, 1.0))
 
 
 def split_rhat(chain: np.ndarray) -> np.ndarray:
@@ -92,8 +92,8 @@ def judge_chain(chain: np.ndarray) -> tuple[float, float]:
     flat = chain.reshape(len(chain), -1)
     if not np.isfinite(flat).all():
         return 0.0, math.inf
-    worth, apart = effective_sample_size(flat), split_rhat(flat)
-    return float(np.quantile(worth, SLOW)), float(np.quantile(apart, 1 - SLOW, method="lower"))
+    sizes, rhats = effective_sample_size(flat), split_rhat(flat)
+    return float(np.quantile(sizes, SLOW)), float(np.quantile(rhats, 1 - SLOW, method="lower"))
 
 
 def _split(chain: np.ndarray) -> np.ndarray:

@@ -101,11 +101,11 @@ def summarise_sets(rows: Sequence[Row], pooled: Mapping[str, float]) -> dict[str
         if name not in rows[0] or name.startswith(SHARED):
             summary[f"{name}_pooled"] = value
             continue
-        tested = [row for row in rows if row["n_test"] > 0]
-        known = [row for row in tested if not math.isnan(row[name])]
-        weights = [row["n_test"] for row in known]
-        mean = float(np.average([row[name] for row in known], weights=weights)) if known else math.nan
-        summary |= {name: mean, f"{name}_pooled": value, f"{name}_undefined": len(tested) - len(known)}
+        scored_rows = [row for row in rows if row["n_test"] > 0]
+        valid_rows = [row for row in scored_rows if not math.isnan(row[name])]
+        weights = [row["n_test"] for row in valid_rows]
+        mean = float(np.average([row[name] for row in valid_rows], weights=weights)) if valid_rows else math.nan
+        summary |= {name: mean, f"{name}_pooled": value, f"{name}_undefined": len(scored_rows) - len(valid_rows)}
     return summary
 
 
@@ -115,8 +115,8 @@ def worst_decile(metric: np.ndarray, *, higher_is_better: bool) -> float:
     >>> worst_decile(np.arange(20.0), higher_is_better=True), worst_decile(np.arange(20.0), higher_is_better=False)
     (0.5, 18.5)
     """
-    ordered = np.sort(metric if higher_is_better else -metric)
-    worst = float(ordered[: math.ceil(len(ordered) / 10)].mean())
+    values = np.sort(metric if higher_is_better else -metric)
+    worst = float(values[: math.ceil(len(values) / 10)].mean())
     return worst if higher_is_better else -worst
 
 

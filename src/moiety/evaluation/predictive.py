@@ -104,9 +104,9 @@ class Predictive:
         ends = np.quantile(self.outputs, [low, high], axis=0, method="weibull")
         return ends[0], ends[1]
 
-    def _warn_of_few(self, needed: int, why: str) -> None:
+    def _warn_of_few(self, least: int, why: str) -> None:
         """Warn where the draws are worth fewer than are needed."""
-        if self.effective is not None and self.effective < needed - 0.5:
+        if self.effective is not None and self.effective < least - 0.5:
             text = f"{len(self.outputs)} draws are worth {self.effective:.1f} independent ones, {why}: it is too narrow"
             warnings.warn(f"{text}. Ask for more: run.predictive(client, x, draws=100).", stacklevel=3)
 
@@ -115,11 +115,11 @@ class Predictive:
         count = len(self.outputs)
         hint = "A model without a posterior has one: give `noise` for an interval of observations."
         must(count > 1, "draws", "several for an interval of the output", count, hint)
-        needed = math.ceil((1 + level) / (1 - level) - 1e-9)  # 19 for 0.9, whose quotient is rounded up
+        least = math.ceil((1 + level) / (1 - level) - 1e-9)  # 19 for 0.9, whose quotient is rounded up
         most = (count - 1) / (count + 1)
-        hint = f"Ask run.predictive for draws={needed} or more, or lower the level."
-        must(count >= needed, "level", f"<= {most:.4g}, the most that {count} draws can hold", level, hint)
-        self._warn_of_few(needed, f"an interval of level {level:g} needs {needed}")
+        hint = f"Ask run.predictive for draws={least} or more, or lower the level."
+        must(count >= least, "level", f"<= {most:.4g}, the most that {count} draws can hold", level, hint)
+        self._warn_of_few(least, f"an interval of level {level:g} needs {least}")
 
     def _spread_out(self) -> np.ndarray:
         """The draws, moved away from their mean.
@@ -136,8 +136,8 @@ class Predictive:
         from scipy.special import logsumexp  # a tenth of a second to import
 
         hint = "Where outputs are logits, `Predictive(outputs)` takes them for such; else see `mean` and `interval`."
-        got = "a function of your own" if self.loss is None else self.loss
-        must(self.loss == "cross_entropy", "loss", "cross_entropy for probabilities", got, hint)
+        loss = "a function of your own" if self.loss is None else self.loss
+        must(self.loss == "cross_entropy", "loss", "cross_entropy for probabilities", loss, hint)
         shape = self.outputs.shape
         must(len(shape) == 3, "outputs", "one row of logits per example for probabilities", shape[1:])
         must(shape[2] > 1, "outputs", "logits of two classes or more for probabilities", shape[2])

@@ -145,22 +145,22 @@ def describe_population(clients: Sequence[Evidence]) -> Population | None:
     return estimate_population([each for each in map(summarise, clients) if each is not None])
 
 
-def estimate_population(tested: Sequence[Summary]) -> Population | None:
+def estimate_population(summaries: Sequence[Summary]) -> Population | None:
     """The same, of what clients sent.
 
     tau has a flat prior up to twice the deviation of the observed gains; b and tau^2 are means over its posterior.
     """
-    if len(tested) < FEWEST_CLIENTS:
+    if len(summaries) < FEWEST_CLIENTS:
         return None
-    hints = np.array([client.hint for client in tested])
+    hints = np.array([client.hint for client in summaries])
     mean, deviation = float(hints.mean()), max(float(hints.std()), 1e-9)
-    design = np.stack([np.ones(len(tested)), (hints - mean) / deviation], axis=1)
-    rows = np.array([client.rows for client in tested])
+    design = np.stack([np.ones(len(summaries)), (hints - mean) / deviation], axis=1)
+    rows = np.array([client.rows for client in summaries])
     candidates = []
-    for k in range(len(tested[0].means)):
-        gains = np.array([client.means[k] for client in tested])
+    for k in range(len(summaries[0].means)):
+        gains = np.array([client.means[k] for client in summaries])
         free = rows - 1
-        own = np.array([client.variances[k] for client in tested])
+        own = np.array([client.variances[k] for client in summaries])
         row_variance = max(float((free * own).sum() / max(1, free.sum())), 1e-6)
         error = _join_variances(own, rows, row_variance) / rows
         candidates.append(_estimate(gains, error, design, row_variance))
@@ -189,8 +189,8 @@ def _estimate(gains: np.ndarray, error: np.ndarray, design: np.ndarray, row_vari
     likely = np.exp(np.array(logs) - max(logs))
     likely /= likely.sum()
     b = likely @ np.array(coefficients)
-    apart = np.array(coefficients) - b
-    v = np.einsum("k,kij->ij", likely, np.array(covariances)) + np.einsum("k,ki,kj->ij", likely, apart, apart)
+    deviations = np.array(coefficients) - b
+    v = np.einsum("k,kij->ij", likely, np.array(covariances)) + np.einsum("k,ki,kj->ij", likely, deviations, deviations)
     spread = float(likely @ spreads**2)
     covariance = (float(v[0, 0]), float(v[0, 1]), float(v[1, 1]))
     return Candidate((float(b[0]), float(b[1])), covariance, spread, row_variance)
@@ -202,13 +202,13 @@ def conclude(evidence: Evidence, population: Population) -> tuple[np.ndarray, np
     hint = (min(max(evidence.hint, low), high) - mean) / deviation  # no client is told apart by extrapolation
     rows = evidence.gains.shape[1]
     means, variances, row_variances = [], [], []
-    for gains, known in zip(evidence.joint, population.candidates, strict=True):
-        (b_0, b_1), (v_00, v_01, v_11) = known.coefficients, known.covariance
+    for gains, candidate in zip(evidence.joint, population.candidates, strict=True):
+        (b_0, b_1), (v_00, v_01, v_11) = candidate.coefficients, candidate.covariance
         centre = b_0 + b_1 * hint
         uncertain = v_00 + 2 * v_01 * hint + v_11 * hint**2
         own = float(gains.var(ddof=1)) if rows > 1 else 0.0
-        row_variance = float(_join_variances(own, rows, known.row_variance))
-        precision, prior = rows / row_variance, 1 / known.spread
+        row_variance = float(_join_variances(own, rows, candidate.row_variance))
+        precision, prior = rows / row_variance, 1 / candidate.spread
         total = prior + precision
         means.append((prior * centre + precision * (gains.mean() if rows else 0.0)) / total)
         variances.append(1 / total + (prior / total) ** 2 * uncertain)
@@ -246,17 +246,17 @@ def choose(
     if population is None:
         gain = evidence.gains.mean(1) if rows else np.zeros(len(weights))
         risk, error = np.array([compute_p_value(gains) for gains in evidence.gains]), np.zeros(len(weights))
-        allowed = risk <= alpha / len(weights)
+        safe = risk <= alpha / len(weights)
     else:
         from scipy.special import ndtr
 
         gain, variance, row_variance = conclude(evidence, population)
         error = np.sqrt(variance + row_variance / AHEAD)
         risk = ndtr(-gain / error)
-        allowed = risk <= alpha
-    allowed &= gain > 0
-    best = int(np.where(allowed, gain - error, -np.inf).argmax()) if allowed.any() else len(weights) - 1
-    weight = float(weights[best]) if allowed.any() else 0.0
+        safe = risk <= alpha
+    safe &= gain > 0
+    best = int(np.where(safe, gain - error, -np.inf).argmax()) if safe.any() else len(weights) - 1
+    weight = float(weights[best]) if safe.any() else 0.0
     return Choice(weight, float(gain[best]), float(risk[best]), rows, better, worse)
 
 

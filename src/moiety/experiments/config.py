@@ -100,8 +100,8 @@ def _stage_table(tables: Table, keys: Sequence[str], option: str) -> Table:
     must(len(keys) > 2, option, "for a key of a stage", ".".join(keys), "As in stage.1.rounds=100.")
     stages = tables.get("stage")
     stages = stages if isinstance(stages, list) else []
-    known = keys[1].isdecimal() and 1 <= int(keys[1]) <= len(stages)
-    must(known, option, f"for one of {len(stages)} stages, counted from 1", f"stage.{keys[1]}")
+    valid = keys[1].isdecimal() and 1 <= int(keys[1]) <= len(stages)
+    must(valid, option, f"for one of {len(stages)} stages, counted from 1", f"stage.{keys[1]}")
     table = stages[int(keys[1]) - 1]
     must(isinstance(table, dict), option, "for a key of a table", f"stage.{keys[1]}, which is none")
     return table  # type: ignore[no-any-return]
@@ -122,8 +122,8 @@ def read_value(text: str) -> Any:
     """A value of TOML, or else the text itself."""
     value = text.strip()
     with contextlib.suppress(ValueError, RecursionError):  # that is no TOML, or nested too deeply
-        parsed = tomllib.loads(f"value = {value}")
-        value = parsed["value"] if len(parsed) == 1 else value
+        table = tomllib.loads(f"value = {value}")
+        value = table["value"] if len(table) == 1 else value
     return value
 
 
@@ -154,17 +154,23 @@ def check_tables(tables: Table) -> Config:
 
 def make_trackers(tables: Table) -> list[Callback]:
     """The callbacks that ``[track]`` names; a key is true or false, or a table of the callback's arguments."""
-    wanted = tables.get("track", {})
-    must(isinstance(wanted, dict), "track", "a table", repr(wanted), "As in [track] with tensorboard = true.")
+    section = tables.get("track", {})
+    must(isinstance(section, dict), "track", "a table", repr(section), "As in [track] with tensorboard = true.")
     trackers = []
-    for name, value in wanted.items():
+    for name, value in section.items():
         must(name in TRACKERS, "track", f"a table with keys of {', '.join(TRACKERS)}", name, near(name, TRACKERS))
         fits = isinstance(value, bool | dict)
         must(fits, f"track.{name}", "true, false, or a table of arguments", repr(value))
         arguments = value if isinstance(value, dict) else {}
-        known = inspect.signature(TRACKERS[name]).parameters
+        parameters = inspect.signature(TRACKERS[name]).parameters
         for key in arguments:
-            must(key in known, f"track.{name}", f"a table with keys of {', '.join(known)}", key, near(key, known))
+            must(
+                key in parameters,
+                f"track.{name}",
+                f"a table with keys of {', '.join(parameters)}",
+                key,
+                near(key, parameters),
+            )
         if value is not False:
             trackers.append(TRACKERS[name](**arguments))
     return trackers
@@ -202,8 +208,8 @@ def make_parts(config: Config) -> Parts:
         must(options.rounds is not None, "run.rounds", "given", "nothing", hint)
         algorithm = algorithm_from(tables["algorithm"])
         hint = 'As in [split] with name = "output_layer".'
-        known = "split" in tables or algorithm.default_split is not None
-        must(known, "split", f"given for {algorithm.name}", "nothing", hint)
+        complete = "split" in tables or algorithm.default_split is not None
+        must(complete, "split", f"given for {algorithm.name}", "nothing", hint)
     choice("model.name", tables["model"].get("name"), MODELS)
     data = from_spec(tables["data"])
     check_part(data, options.settings.evaluate_on)
@@ -213,25 +219,25 @@ def make_parts(config: Config) -> Parts:
     return Parts(model, data, algorithm, split, stages)
 
 
-def check_same(given: Table, began: Table, folder: Path) -> None:
+def check_same(new: Table, old: Table, folder: Path) -> None:
     """Refuse what a file says otherwise than the run that is to be continued began.
 
     The number of rounds, the engine and its workers may change. What the file leaves out was filled in at the start.
     """
-    stages, stages_then = (len(tables.get("stage", ())) for tables in (given, began))
-    must(stages == stages_then, "stage", f"{stages_then} stages, as {folder} began", stages)
-    values_then = _flatten(began)
-    for place, value in _flatten(given).items():
-        name = f"{place}.name" if f"{place}.name" in values_then else place  # a mere name stands for a table with it
-        then = values_then.get(name, False)  # a switch that is off need not be written down
-        wanted, hint = "left out", "Only rounds, engine and workers may change; begin another run for the rest"
+    stages, old_stages = (len(tables.get("stage", ())) for tables in (new, old))
+    must(stages == old_stages, "stage", f"{old_stages} stages, as {folder} began", stages)
+    old_values = _flatten(old)
+    for place, value in _flatten(new).items():
+        name = f"{place}.name" if f"{place}.name" in old_values else place  # a mere name stands for a table with it
+        before = old_values.get(name, False)  # a switch that is off need not be written down
+        expected, hint = "left out", "Only rounds, engine and workers may change; begin another run for the rest"
         if name.startswith("stage."):
             hint = "Begin another pipeline for that"
-        if name in values_then:
-            wanted = repr(then)
-            hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(then)}')}"
-        same = value == then and isinstance(value, bool) == isinstance(then, bool)
-        must(name in MAY_CHANGE or same, name, f"{wanted}, as {folder} began", repr(value), f"{hint}.")
+        if name in old_values:
+            expected = repr(before)
+            hint += f", or keep it with --set {shlex.quote(f'{name}={json.dumps(before)}')}"
+        same = value == before and isinstance(value, bool) == isinstance(before, bool)
+        must(name in MAY_CHANGE or same, name, f"{expected}, as {folder} began", repr(value), f"{hint}.")
 
 
 def check_builders(tables: Table) -> None:

@@ -26,7 +26,7 @@ from moiety.split import Split
 class Contest:
     """Which candidates there are, how far each came, and what was kept of its runs.
 
-    ``best`` has the best run of each candidate in the last rung that it ``reached``; ``references`` the best run of one
+    ``best`` has the best run of each candidate in its ``last_rung``; ``references`` the best run of one
     model for all in each rung; ``finals`` the runs of the two that are compared on test rows. ``seconds`` is the time
     that was asked for, if any: what would end later is left out, and ``steps`` counts what was done (``Plan.steps``).
     """
@@ -36,80 +36,80 @@ class Contest:
     rates: list[float]
     on_result: OnResult | None = None
     seconds: float | None = None
-    given: tuple[int, ...] | None = None
+    limits: tuple[int, ...] | None = None
     """The steps to be done, as an earlier search recorded them."""
     steps: list[int] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     diagnosis: Row = field(default_factory=dict)
     best: dict[str, Row] = field(default_factory=dict)
-    reached: dict[str, int] = field(default_factory=dict)
+    last_rung: dict[str, int] = field(default_factory=dict)
     references: list[Row] = field(default_factory=list)
     start_rates: dict[bool, float] = field(default_factory=dict)
     finals: dict[str, list[Row]] = field(default_factory=dict)
-    ended: int = 0
+    count: int = 0
 
     @property
     def rival(self) -> Candidate:
         """The candidate that was best on validation rows in the last rung, besides one model for all."""
         last = len(self.plan.rungs) - 1
-        there = [each for each in self.candidates[1:] if self.reached[each.name] == last]
-        return self._rank(there)[0]
+        finalists = [each for each in self.candidates[1:] if self.last_rung[each.name] == last]
+        return self._rank(finalists)[0]
 
     def narrow(self, splits: Mapping[str, Split], own: Mapping[str, Own] | None, budget: int) -> None:
         """Go through the rungs: all candidates with short runs, fewer with longer ones."""
-        self._tune_start(alone=False)
+        self._tune_start(local=False)
         alive = self._list(splits, own, budget)
-        if any(each.alone for each in alive):
-            self._tune_start(alone=True)
+        if any(each.local for each in alive):
+            self._tune_start(local=True)
         order = {each.name: self.rates for each in self.candidates}
         for at, rung in enumerate(self.plan.rungs):
-            done = 0
+            count = 0
             for candidate in (self.candidates[0], *alive):
                 if candidate.name != ONE:
-                    start = self.plan.start if candidate.alone and at == 0 else 0
-                    if not self._has_room(at, done, rung.rates * candidate.cost(rung.rounds) + start):
+                    start = self.plan.start if candidate.local and at == 0 else 0
+                    if not self._has_room(at, count, rung.rates * candidate.cost(rung.rounds) + start):
                         break
-                    done += 1
+                    count += 1
                 rates = order[candidate.name][: rung.rates]
                 rows = self._sort([self._run_candidate(at, rung.rounds, candidate, rate) for rate in rates])
                 order[candidate.name] = [row["rate"] for row in rows]
-                self.best[candidate.name], self.reached[candidate.name] = rows[0], at
-            self.steps.append(done)
-            self.candidates = [each for each in self.candidates if each.name in self.reached]
-            known = [each for each in alive[:done] if self.best[each.name]["score"] is not None]
-            finite = bool(known) and self.best[ONE]["score"] is not None
+                self.best[candidate.name], self.last_rung[candidate.name] = rows[0], at
+            self.steps.append(count)
+            self.candidates = [each for each in self.candidates if each.name in self.last_rung]
+            rivals = [each for each in alive[:count] if self.best[each.name]["score"] is not None]
+            finite = bool(rivals) and self.best[ONE]["score"] is not None
             must(finite, "rates", "ones that do not diverge", self.rates, "Try smaller ones.")
             self.references.append(self.best[ONE])
-            following = self.plan.rungs[at + 1].rivals if at + 1 < len(self.plan.rungs) else 1
-            alive = self._rank(known)[:following]
+            most = self.plan.rungs[at + 1].rivals if at + 1 < len(self.plan.rungs) else 1
+            alive = self._rank(rivals)[:most]
 
     def compare(self) -> None:
         """Train the best and one model for all with new seeds, and score test rows."""
-        done = 0
+        count = 0
         for seed in range(self.search.seed + 1, self.search.seed + 1 + self.plan.steps[-1]):
-            if not self._has_room(len(self.plan.rungs), done, self._cost_of_seed):
+            if not self._has_room(len(self.plan.rungs), count, self._cost_of_seed):
                 break
-            done += 1
+            count += 1
             for candidate in (self.candidates[0], self.rival):
                 trial = self._plan_trial(candidate, self.plan.full, self.best[candidate.name]["rate"], seed)
                 self.finals.setdefault(candidate.name, []).append(self.search.run_final(candidate, trial))
                 self._tell(f"final comparison, {candidate.name}, seed {seed}", {"score": None, "state": "ended"})
-        self.steps.append(done)
+        self.steps.append(count)
 
     @property
     def _cost_of_seed(self) -> int:
         """What one seed of the final comparison costs, in rounds of FedAvg."""
-        kinds = 1 + any(each.alone for each in self.candidates)
+        kinds = 1 + any(each.local for each in self.candidates)
         return kinds * self.plan.start + 2 * self.plan.full
 
-    def _has_room(self, at: int, done: int, cost: float) -> bool:
-        """Whether a rung has room for one more step after ``done`` of them. The final comparison is the last rung.
+    def _has_room(self, at: int, count: int, cost: float) -> bool:
+        """Whether a rung has room for one more step after ``count`` of them. The final comparison is the last rung.
 
         A search with a time limit takes the step if it can still end in time with the shortest later rungs.
         """
-        if self.given is not None:
-            return done < self.given[at]
-        if self.seconds is None or done < (*LEAST_RIVALS, LEAST_SEEDS)[at]:
+        if self.limits is not None:
+            return count < self.limits[at]
+        if self.seconds is None or count < (*LEAST_RIVALS, LEAST_SEEDS)[at]:
             return True
         rest = sum(
             rung.rates * rung.rounds * (1 + least)
@@ -119,7 +119,7 @@ class Contest:
         return self.search.foresee(cost + rest) <= self.seconds
 
     def _plan_trial(self, candidate: Candidate, rounds: int, rate: float, seed: int) -> Trial:
-        return Trial(rounds, rate, self.plan.start, self.start_rates[candidate.alone], seed)
+        return Trial(rounds, rate, self.plan.start, self.start_rates[candidate.local], seed)
 
     def is_ahead(self, candidate: Candidate) -> bool:
         """Whether a candidate has a better score on validation rows than one model for all."""
@@ -130,9 +130,9 @@ class Contest:
         """The stages that train a candidate as it was trained in the end."""
         search, cohort = self.search, self.search.cohort
         length = median_low([row["best_round"] for row in self.finals[winner.name]])
-        rate, start_rate = self.best[winner.name]["rate"], self.start_rates[winner.alone]
+        rate, start_rate = self.best[winner.name]["rate"], self.start_rates[winner.local]
         work = search.at(start_rate)
-        start = local_only(personal=work) if winner.alone else fedavg(shared=work)
+        start = local_only(personal=work) if winner.local else fedavg(shared=work)
         last = Stage(winner.build(rate, start_rate), length, cohort, winner.split)
         return [Stage(start, self.plan.start, cohort), last]
 
@@ -154,10 +154,10 @@ class Contest:
         names = [name for name, row in self.best.items() if row["score"] is None]
         if names:
             notes.append(f"Diverged at every rate: {', '.join(names)}.")
-        if self.given is None and tuple(self.steps) != self.plan.steps:
-            planned, steps = ", ".join(map(str, self.plan.steps)), ", ".join(map(str, self.steps))
+        if self.limits is None and tuple(self.steps) != self.plan.steps:
+            plan, steps = ", ".join(map(str, self.plan.steps)), ", ".join(map(str, self.steps))
             notes.append(
-                f"Time ran short: of {planned} steps (rivals in the three rungs, seeds in the end) {steps} were done."
+                f"Time ran short: of {plan} steps (rivals in the three rungs, seeds in the end) {steps} were done."
                 " With this number of gradient evaluations and these steps the same answer comes again."
             )
         return notes
@@ -166,24 +166,24 @@ class Contest:
         """List the candidates, the most promising splits first; gives those besides one model for all."""
         search = self.search
         self.diagnosis = search.diagnose(splits, self.plan, self.start_rates[False], budget)
-        ordered = search.order(splits, self.diagnosis["metric"])
+        ranking = search.order(splits, self.diagnosis["metric"])
         first = self.diagnosis["better"] == "fedsim"
         every = list_candidates(
-            search.model, search.data, search.work, ordered, loss=search.loss, simultaneous_first=first, own=own
+            search.model, search.data, search.work, ranking, loss=search.loss, simultaneous_first=first, own=own
         )
         self.candidates = every[: self.plan.candidates]
         return self.candidates[1:]
 
-    def _tune_start(self, *, alone: bool) -> None:
+    def _tune_start(self, *, local: bool) -> None:
         """Find the learning rate of what candidates continue from."""
         rows = []
         for rate in self.rates:
-            row = self.search.run_start(alone, self.plan.tuning, rate)
+            row = self.search.run_start(local, self.plan.tuning, rate)
             rows.append({**row, "rate": rate})
-            self._tell(f"{name_start(alone)}, rate {rate:g}", row)
+            self._tell(f"{name_start(local)}, rate {rate:g}", row)
         best = self._sort(rows)[0]
         must(best["score"] is not None, "rates", "ones that do not diverge", self.rates, "Try smaller ones.")
-        self.start_rates[alone] = best["rate"]
+        self.start_rates[local] = best["rate"]
 
     def _run_candidate(self, at: int, rounds: int, candidate: Candidate, rate: float) -> Row:
         trial = self._plan_trial(candidate, rounds, rate, self.search.seed)
@@ -211,9 +211,9 @@ class Contest:
         return sorted(rows, key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0)))
 
     def _tell(self, name: str, row: Row) -> None:
-        self.ended += 1
+        self.count += 1
         if self.on_result is not None:
             runs = sum(rung.rates * (rung.rivals + 1) for rung in self.plan.rungs)
-            kinds = 1 + (not self.candidates or any(each.alone for each in self.candidates))  # none are listed at first
+            kinds = 1 + (not self.candidates or any(each.local for each in self.candidates))  # none are listed at first
             total = 2 * self.plan.steps[-1] + runs + len(self.rates) * kinds
-            self.on_result(name, {"part": "validation", "metric": self.search.metric_name, **row}, self.ended, total)
+            self.on_result(name, {"part": "validation", "metric": self.search.metric_name, **row}, self.count, total)

@@ -73,7 +73,7 @@ class Experiment(Generic[P]):
             resume: continue what has begun in ``out``; options may then be left out.
             watch: called with the name and folder of each run before it begins; gives a callback of it, or None.
         """
-        asked: dict[str, Any] = {"scale": scale, "rounds": rounds, "seed": seed, "seeds": seeds}
-        asked |= {"changes": dict(changes or {}), "device": device}
+        options: dict[str, Any] = {"scale": scale, "rounds": rounds, "seed": seed, "seeds": seeds}
+        options |= {"changes": dict(changes or {}), "device": device}
         folder = None if out is None else Path(out)
-        return run(self, asked, folder, engine=engine, resume=resume, watch=watch)
+        return run(self, options, folder, engine=engine, resume=resume, watch=watch)

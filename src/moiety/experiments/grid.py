@@ -31,8 +31,8 @@ def read_grid(assignments: Sequence[str]) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = {}
     for assignment in assignments:
         name, equals, text = (part.strip() for part in assignment.partition("="))
-        given = bool(name and equals and text)
-        must(given, "--grid", "of the form section.key=value,value", assignment or "nothing")
+        complete = bool(name and equals and text)
+        must(complete, "--grid", "of the form section.key=value,value", assignment or "nothing")
         must(name not in grid, "--grid", "given once for each key", name)
         try:
             values = tomllib.loads(f"value = [{text}]")
@@ -62,9 +62,9 @@ def describe_value(name: str, value: Any) -> str:
         json.dumps([name, value], default=plain, ensure_ascii=False).encode()
         return json.dumps(value, sort_keys=True, default=plain)
     except (TypeError, ValueError, RecursionError):  # also a text that UTF-8 cannot hold
-        wanted = f"numbers, texts, lists, or values that moiety makes, for {name}"
+        constraint = f"numbers, texts, lists, or values that moiety makes, for {name}"
         hint = "Give names, and make what they stand for in the function."
-        refuse("grid", wanted, f"{value!r:.60} ({type(value).__name__})", hint)
+        refuse("grid", constraint, f"{value!r:.60} ({type(value).__name__})", hint)
 
 
 def name_point(point: Point) -> str:
@@ -92,10 +92,10 @@ def name_folder(point: Point) -> str:
 
 def configure(tables: Table, point: Point, seed: int, option: str = "--grid") -> Config:
     """The checked configuration of one run: the file's tables with the values of the point, and the seed."""
-    changed = copy.deepcopy(tables)
+    new_tables = copy.deepcopy(tables)
     for name, value in {**point, "run.seed": seed}.items():
-        put_value(changed, name, copy.deepcopy(value), option)
-    config = check_tables(changed)
+        put_value(new_tables, name, copy.deepcopy(value), option)
+    config = check_tables(new_tables)
     hint = "Run each by itself."
     must("stage" not in config.tables, "file", "one of a single run", "a pipeline with tables [[stage]]", hint)
     check_builders(config.tables)

@@ -95,7 +95,7 @@ def read_steps(steps: Sequence[int] | None) -> tuple[int, ...] | None:
         return None
     least = (*LEAST_RIVALS, LEAST_SEEDS)
     fits = isinstance(steps, (list, tuple)) and len(steps) == len(least) and all(map(is_whole, steps))
-    fits = fits and all(given >= fewest for given, fewest in zip(steps, least, strict=True))
+    fits = fits and all(count >= fewest for count, fewest in zip(steps, least, strict=True))
     must(fits, "steps", f"four whole numbers, at least {', '.join(map(str, least))}", steps, "See answer.steps.")
     return tuple(int(each) for each in steps)
 
@@ -106,10 +106,10 @@ def make_rungs(full: int, rivals: int, rates: int) -> tuple[Rung, ...]:
     The numbers of rates are all, two, and one, for every candidate alike.
     """
     counts = [rivals, max(4, math.ceil(rivals / 3)), max(3, math.ceil(rivals / 9))]
-    tried = [rates, min(2, rates), 1]
+    rate_counts = [rates, min(2, rates), 1]
     return tuple(
         Rung(max(1, round(share * full)), tries, min(count, rivals))
-        for share, tries, count in zip(SHARES, tried, counts, strict=True)
+        for share, tries, count in zip(SHARES, rate_counts, counts, strict=True)
     )
 
 
@@ -118,7 +118,7 @@ def count_evaluations(full: int, candidates: Sequence[Candidate], rates: int, ro
 
     Which candidates go on is not known before, so the dearest are assumed to.
     """
-    kinds = 1 + any(each.alone for each in candidates)
+    kinds = 1 + any(each.local for each in candidates)
     start, tuning = start_lengths(full)
     total: float = kinds * (rates * tuning + start)
     for rung in make_rungs(full, len(candidates) - 1, rates):
@@ -139,11 +139,11 @@ def start_lengths(full: int) -> tuple[int, int]:
 
 
 def make_plan(
-    candidates: Sequence[Candidate], *, budget: int, most: int, rates: int, rows: float, measured: str = ""
+    candidates: Sequence[Candidate], *, budget: int, most: int, rates: int, rows: float, note: str = ""
 ) -> Plan:
     """The longest full run of at most ``most`` rounds that the budget has room for, with as many candidates as can be.
 
-    Where runs would be too short, there are fewer seeds, and then the last candidates are left out. ``measured`` says
+    Where runs would be too short, there are fewer seeds, and then the last candidates are left out. ``note`` says
     what the budget was in minutes.
     """
     least = min(LEAST, most)
@@ -157,7 +157,7 @@ def make_plan(
             total = count_evaluations(low, some, rates, rows, seeds)
             return Plan(*start_lengths(low), make_rungs(low, count - 1, rates), count, total, seeds)
     some = candidates[:FEWEST]
-    needed = count_evaluations(least, some, rates, rows, FEWER_SEEDS)
+    cost = count_evaluations(least, some, rates, rows, FEWER_SEEDS)
     hint = "Give it more time, or fewer clients a round (cohort)."
-    must(False, "budget", f"at least {needed:,} gradient evaluations here", f"{budget:,}{measured}", hint)
+    must(False, "budget", f"at least {cost:,} gradient evaluations here", f"{budget:,}{note}", hint)
     raise AssertionError

@@ -98,11 +98,11 @@ def decide(
     half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
     row |= {"low": mean - half, "high": mean + half}
     verdict = judge_ends(row["low"], row["high"], above, within)
-    needed = None
+    enough = None
     if verdict == UNDECIDED:
         seeds_now = fmean(seeds)
-        needed = _count_seeds(mean, error * math.sqrt(seeds_now), freedom / (seeds_now - 1), above, within)
-    return {**row, "verdict": verdict, "needed": needed}
+        enough = _count_seeds(mean, error * math.sqrt(seeds_now), freedom / (seeds_now - 1), above, within)
+    return {**row, "verdict": verdict, "needed": enough}
 
 
 def _agree(values: Sequence[float]) -> bool:
@@ -166,5 +166,5 @@ def show_interval(row: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
     '+1.2 [+0.5, +2.0]'
     """
     ends = row["interval"]
-    shown = "" if ends is None else f" [{ends[0]:{sign}.{digits}f}, {ends[1]:{sign}.{digits}f}]"
-    return f"{row['ours']:{sign}.{digits}f}{shown}"
+    interval = "" if ends is None else f" [{ends[0]:{sign}.{digits}f}, {ends[1]:{sign}.{digits}f}]"
+    return f"{row['ours']:{sign}.{digits}f}{interval}"

@@ -42,11 +42,11 @@ def run_cells(runner: Runner, cells: Sequence[Cell], jobs: int) -> Iterator[tupl
         yield from ((cell, runner.run(cell)) for cell in cells)
         return
     context = multiprocessing.get_context("fork")
-    left, running = list(reversed(cells)), dict[Connection, tuple[Cell, Any]]()
+    queue, running = list(reversed(cells)), dict[Connection, tuple[Cell, Any]]()
     try:
-        while left or running:
-            while left and len(running) < jobs:
-                cell = left.pop()
+        while queue or running:
+            while queue and len(running) < jobs:
+                cell = queue.pop()
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_serve, args=(runner, cell, theirs, os.getpid()))
                 process.start()
@@ -79,9 +79,9 @@ def _receive(pipe: Connection, cell: Cell, process: Any) -> Row:
     if "row" not in answer and process.exitcode == 1:  # an exception, which it has shown
         raise RuntimeError(f"{cell.label} failed in its process; the traceback is above. The same call goes on.")
     if "row" not in answer:
-        got = f"{cell.label}, whose process ended with {process.exitcode}"
+        problem = f"{cell.label}, whose process ended with {process.exitcode}"
         hint = "What has ended is kept: the same call goes on. Where memory is short, run fewer at a time."
-        raise MoietyError(message("jobs", "so many that all runs end", got, hint))
+        raise MoietyError(message("jobs", "so many that all runs end", problem, hint))
     return dict(answer["row"])
 
 

@@ -17,43 +17,43 @@ PLAIN = (bool, int, float)
 
 def plain_fields(plan: Any) -> dict[str, Any]:
     """The fields that can be set, with their values: plain ones of the plan and of the dataclasses that it holds."""
-    named: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for part in _parts(plan):
         values = {field.name: getattr(part, field.name) for field in fields(part)}
-        named |= {name: value for name, value in values.items() if _plain(value)}
-    return named
+        table |= {name: value for name, value in values.items() if _plain(value)}
+    return table
 
 
 def change_plan(plan: Any, name: str, value: Any) -> Any:
     """Set a field of the plan, in the plan itself and in every dataclass that it holds."""
-    known = plain_fields(plan)
-    must(name in known, "--set", "a field of the plan", name, near(name, known))
+    table = plain_fields(plan)
+    must(name in table, "--set", "a field of the plan", name, near(name, table))
     if name in ("rounds", "seeds"):
         whole(name, value, 1)
-    _check_kind(name, known[name], value)
+    _check_kind(name, table[name], value)
     return _change(plan, name, tuple(value) if isinstance(value, list) else value)
 
 
 def _change(plan: Any, name: str, value: Any) -> Any:
     if name == "rounds" and hasattr(plan, "with_rounds"):
         return plan.with_rounds(value)
-    changed: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for field in fields(plan):
-        held = getattr(plan, field.name)
-        if field.name == name and _plain(held):
-            changed[name] = value
-        elif is_dataclass(held):
-            changed[field.name] = _change(held, name, value)
-        elif isinstance(held, tuple) and any(is_dataclass(each) for each in held):
-            changed[field.name] = tuple(_change(each, name, value) for each in held)
-    return replace(plan, **changed)
+        inner = getattr(plan, field.name)
+        if field.name == name and _plain(inner):
+            changes[name] = value
+        elif is_dataclass(inner):
+            changes[field.name] = _change(inner, name, value)
+        elif isinstance(inner, tuple) and any(is_dataclass(each) for each in inner):
+            changes[field.name] = tuple(_change(each, name, value) for each in inner)
+    return replace(plan, **changes)
 
 
 def _parts(plan: Any) -> Iterator[Any]:
     yield plan
     for field in fields(plan):
-        held = getattr(plan, field.name)
-        for each in held if isinstance(held, tuple) else (held,):
+        inner = getattr(plan, field.name)
+        for each in inner if isinstance(inner, tuple) else (inner,):
             if is_dataclass(each) and not isinstance(each, type):
                 yield from _parts(each)
 

@@ -111,13 +111,13 @@ def recommend(
     Returns:
         The answer; ``print`` shows sentence and table.
     """
-    began, amount, given = time.perf_counter(), read_budget(budget), read_steps(steps)
-    must(given is None or isinstance(amount, int), "steps", "left out where the budget is a time", steps)
+    began, amount, limits = time.perf_counter(), read_budget(budget), read_steps(steps)
+    must(limits is None or isinstance(amount, int), "steps", "left out where the budget is a time", steps)
     search = _check(model, data, work, cohort, seed, loss, metric, settings, rounds, rates)
     search.engine = engine or search.engine
     kind("progress", progress, (bool, type(None)), "True, False or None")
-    shown = on_terminal(stderr=True) or in_notebook() if progress is None else progress
-    on_result = on_result or (_show_result if shown else None)
+    visible = on_terminal(stderr=True) or in_notebook() if progress is None else progress
+    on_result = on_result or (_show_result if visible else None)
     splits = list_splits(model)
     every = list_candidates(model, data, search.work, splits, loss=search.loss, own=also)
     folder = prepare_folder(out, "recommend")
@@ -128,7 +128,7 @@ def recommend(
         "work": search.work.spec,
         "rates": list(rates),
         "also": [*(also or ())],
-        "steps": [SEEDS, *(given or ())],
+        "steps": [SEEDS, *(limits or ())],
         "seed": seed,
         "options": option_tables(
             Options(loss=search.loss, metric=metric, engine=search.engine, settings=search.settings)
@@ -139,11 +139,11 @@ def recommend(
     with lock_folder(folder), note_files() as files:
         search.runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "recommend", question))
         number = search.measure(amount, _pick_example(every))["budget"]
-        measured = "" if isinstance(amount, int) else f" ({budget})"
+        note = "" if isinstance(amount, int) else f" ({budget})"
         full = longest_run(rounds)
-        plan = make_plan(every, budget=number, most=full, rates=len(rates), rows=search.rows, measured=measured)
+        plan = make_plan(every, budget=number, most=full, rates=len(rates), rows=search.rows, note=note)
         limit = None if isinstance(amount, int) else amount
-        contest = Contest(search, plan, list(rates), on_result, limit, given)
+        contest = Contest(search, plan, list(rates), on_result, limit, limits)
         contest.narrow(splits, also, number)
         contest.compare()
         notes = contest.list_notes(full)
@@ -153,11 +153,11 @@ def recommend(
     return answer
 
 
-def _show_result(name: str, row: Row, done: int, of: int) -> None:
+def _show_result(name: str, row: Row, count: int, total: int) -> None:
     score = (
         "" if row["score"] is None else f": {row['part']} {row['metric']} {format_metric(row['score'], row['metric'])}"
     )
-    print(f"{done:>{len(str(of))}}/{of}  {name}{score}", file=sys.stderr, flush=True)
+    print(f"{count:>{len(str(total))}}/{total}  {name}{score}", file=sys.stderr, flush=True)
 
 
 def _check(
@@ -210,11 +210,11 @@ def _conclude(
     tables = [[row["clients"] for row in rows] for rows in (ours, shared)]
     result = contrast(*tables, higher_is_better=higher, level=LEVEL)
     verdict = decide(result, ahead=contest.is_ahead(rival))
-    judged = [
+    judgements = [
         judge_clients(read_scores(a), read_scores(b), higher_is_better=higher)
         for a, b in zip(ours, shared, strict=True)
     ]
-    beyond = median_low([sum(row["hurt_beyond_noise"] for row in rows) for rows in judged])
+    beyond = median_low([sum(row["hurt_beyond_noise"] for row in rows) for rows in judgements])
     means = {each: fmean(average(row["clients"]) for row in contest.finals[each]) for each in (rival.name, ONE)}
     sentence = word_answer(
         verdict, rival.title, ours=means[rival.name], shared=means[ONE], result=result, metric=name, beyond=beyond
@@ -233,7 +233,7 @@ def _conclude(
         toml=_write_toml(search, stages),
         metric=name,
         budget=budget,
-        evaluations=round(search.spent),
+        evaluations=round(search.evaluations),
         steps=tuple(contest.steps),
         seconds=seconds,
         notes=notes,
@@ -247,7 +247,7 @@ def _make_rows(contest: Contest) -> list[Row]:
     """A row for each candidate: those that went farthest first, and of these the best."""
     search, rows = contest.search, []
     for candidate in contest.candidates:
-        best, rung = contest.best[candidate.name], contest.reached[candidate.name]
+        best, rung = contest.best[candidate.name], contest.last_rung[candidate.name]
         counts = candidate.split.counts() if candidate.split else {"personal": 0}
         total = sum(p.numel() for p in search.model.parameters())
         row: Row = {

@@ -40,7 +40,7 @@ def _load(entry: EntryPoint) -> Experiment[Any]:
     try:
         recipe = entry.load()
     except Exception as error:  # whatever another package raises
-        got = f"{entry.name}: {type(error).__name__}: {error}"
-        raise MoietyError(message("recipe", "one that can be imported", got, hint)) from error
+        problem = f"{entry.name}: {type(error).__name__}: {error}"
+        raise MoietyError(message("recipe", "one that can be imported", problem, hint)) from error
     must(isinstance(recipe, Experiment), "recipe", "a moiety.experiments.Experiment", f"{type(recipe).__name__}", hint)
     return recipe  # type: ignore[no-any-return]

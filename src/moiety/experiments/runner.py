@@ -30,34 +30,34 @@ AGAIN = ("model", "data", "split", "algorithm", "loss", "metric", "settings")
 
 
 def run(
-    experiment: Experiment[Any], asked: Row, out: Path | None, *, engine: str | None, resume: bool, watch: Watch
+    experiment: Experiment[Any], request: Row, out: Path | None, *, engine: str | None, resume: bool, watch: Watch
 ) -> Outcome:
     """Run what has not ended yet, and write the page.
 
-    ``asked`` holds the options that must stay the same when the experiment is resumed; None is what was left out.
+    ``request`` holds the options that must stay the same when the experiment is resumed; None is what was left out.
     """
     from moiety.engines.auto import check_engine
 
-    _check_options(experiment, {**asked, "engine": engine})
-    settled, run = _settle(experiment, asked, out, resume)
-    choice("scale", settled["scale"], SCALES)
+    _check_options(experiment, {**request, "engine": engine})
+    options, run = _settle(experiment, request, out, resume)
+    choice("scale", options["scale"], SCALES)
     check_engine(engine or experiment.engine)
-    plan, seeds = _plan(experiment, settled)
+    plan, seeds = _plan(experiment, options)
     from moiety.data.sources.provenance import note_files  # here: lists of recipes do without NumPy
 
     with note_files() as files:
         cells = experiment.cells(plan, seeds)
         cell = next(cells)  # before anything is written: the data may not be at hand
         if out is not None:  # also where nothing is new: the file's time says when the experiment was continued
-            began = {"recipe": experiment.name, "plan": _fingerprint(plan), **settled}
-            write_sealed(make_folder(out, private=False) / RECIPE, began, run)
+            record = {"recipe": experiment.name, "plan": _fingerprint(plan), **options}
+            write_sealed(make_folder(out, private=False) / RECIPE, record, run)
         rounds = plan.rounds if experiment.extensible else None
-        runner = Runner(out, engine, experiment.engine, settled["device"], watch, files, id=run, rounds=rounds)
+        runner = Runner(out, engine, experiment.engine, options["device"], watch, files, id=run, rounds=rounds)
         with contextlib.suppress(StopIteration):
             while True:
                 cell = cells.send(runner.run_all(cell) if isinstance(cell, list) else runner.run(cell))
     page = experiment.page(plan, seeds, runner.results)
-    return write_page(experiment, {**settled, "engine": engine}, page, runner.results, out, run)
+    return write_page(experiment, {**options, "engine": engine}, page, runner.results, out, run)
 
 
 def _check_options(experiment: Experiment[Any], options: Row) -> None:
@@ -69,39 +69,39 @@ def _check_options(experiment: Experiment[Any], options: Row) -> None:
             whole(name, options[name], least)
 
 
-def _settle(experiment: Experiment[Any], asked: Row, out: Path | None, resume: bool) -> tuple[Row, str]:
+def _settle(experiment: Experiment[Any], request: Row, out: Path | None, resume: bool) -> tuple[Row, str]:
     """The options as given, else as the experiment began, else as they are by default; and the id of what is run."""
     file = None if out is None else out / RECIPE
     if file is None or not file.is_file():
-        return {**asked, "scale": asked["scale"] or "laptop", "seed": asked["seed"] or 0}, secrets.token_hex(8)
+        return {**request, "scale": request["scale"] or "laptop", "seed": request["seed"] or 0}, secrets.token_hex(8)
     must(resume, "out", "a folder that holds no run yet", out, "Resume it, or choose another folder.")
-    began = read_sealed(file, None, ("run", "recipe", "plan", *asked), "Begin in another folder.")
-    must(began["recipe"] == experiment.name, "out", f"a folder of {experiment.name}", f"one of {began['recipe']}")
-    settled = {key: began[key] if value in (None, {}) else value for key, value in asked.items()}
-    for key, value in settled.items():
-        more = experiment.extensible and key == "rounds" and (began[key] or 0) < (value or 0)
+    record = read_sealed(file, None, ("run", "recipe", "plan", *request), "Begin in another folder.")
+    must(record["recipe"] == experiment.name, "out", f"a folder of {experiment.name}", f"one of {record['recipe']}")
+    options = {key: record[key] if value in (None, {}) else value for key, value in request.items()}
+    for key, value in options.items():
+        more = experiment.extensible and key == "rounds" and (record[key] or 0) < (value or 0)
         hint = "Leave it out, or begin in another folder."
-        must(more or value == began[key], key, f"{began[key]}, as the recipe began", value, hint)
-    same = _fingerprint(_plan(experiment, began)[0]) == began["plan"]
+        must(more or value == record[key], key, f"{record[key]}, as the recipe began", value, hint)
+    same = _fingerprint(_plan(experiment, record)[0]) == record["plan"]
     hint = "Use the version of the recipe that began it, or begin in another folder."
     must(same, "plan", f"the one that the recipe in {out} began with", "another, for the same options", hint)
-    return settled, str(began["run"])
+    return options, str(record["run"])
 
 
 def _fingerprint(plan: Any) -> str:
     return digest(json.dumps(describe_plan(plan)).encode())
 
 
-def _plan(experiment: Experiment[Any], settled: Row) -> tuple[Any, range]:
+def _plan(experiment: Experiment[Any], options: Row) -> tuple[Any, range]:
     """The plan with all changes, and the seeds."""
-    scale = settled["scale"]
+    scale = options["scale"]
     plan = experiment.plan("laptop" if scale == "night" and not experiment.night else scale)
-    for name, value in settled["changes"].items():
+    for name, value in options["changes"].items():
         plan = change_plan(plan, name, value)
     for name in ("rounds", "seeds"):
-        if settled[name] is not None:
-            plan = change_plan(plan, name, settled[name])
-    return plan, range(settled["seed"], settled["seed"] + plain_fields(plan).get("seeds", 1))
+        if options[name] is not None:
+            plan = change_plan(plan, name, options[name])
+    return plan, range(options["seed"], options["seed"] + plain_fields(plan).get("seeds", 1))
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Runner:
     results: dict[Key, Row] = field(default_factory=dict)
     runs: dict[Key, Run] = field(default_factory=dict)
     """Runs by key where nothing is written, for those that start from them."""
-    measured: dict[str, str] = field(default_factory=dict)
+    engines: dict[str, str] = field(default_factory=dict)
     """The engine that the first cell of a group chose."""
 
     def run(self, cell: Cell) -> Row:
@@ -145,7 +145,7 @@ class Runner:
                 write_sealed(file, {"cell": list(cell.key), "result": row}, self.id)
         self.results[cell.key] = row
         if cell.group is not None and cell.vectorise:
-            self.measured.setdefault(cell.group, row["engine"])
+            self.engines.setdefault(cell.group, row["engine"])
         return self.results[cell.key]
 
     def run_all(self, cells: Sequence[Cell]) -> list[Row]:
@@ -155,14 +155,14 @@ class Runner:
         """
         from moiety.experiments.parallel import count_jobs, run_cells  # here: lists of recipes do without torch
 
-        left = [cell for cell in cells if self.out is None or not (self.out / f"{cell.place}.json").is_file()]
+        rest = [cell for cell in cells if self.out is None or not (self.out / f"{cell.place}.json").is_file()]
         for cell in cells:
-            if cell not in left:
+            if cell not in rest:
                 self.run(cell)
-        jobs = count_jobs(1 if self.out is None else None, len(left))  # runs to start from must be in a folder
-        for done, (cell, row) in enumerate(run_cells(self, left, jobs), len(cells) - len(left)):
-            took = f"{row['seconds']:.1f} s"
-            LOGGER.info("%d of %d cells ended; last %s, %s", done + 1, len(cells), cell.label, took)
+        jobs = count_jobs(1 if self.out is None else None, len(rest))  # runs to start from must be in a folder
+        for count, (cell, row) in enumerate(run_cells(self, rest, jobs), len(cells) - len(rest)):
+            duration = f"{row['seconds']:.1f} s"
+            LOGGER.info("%d of %d cells ended; last %s, %s", count + 1, len(cells), cell.label, duration)
         return [self.results[cell.key] for cell in cells]
 
     def _read(self, cell: Cell, file: Path) -> Row | None:
@@ -172,10 +172,10 @@ class Runner:
         if not is_whole_table(file):
             warnings.warn(f"{file} is not as it was written: the cell {cell.label} is run again.", stacklevel=2)
             return None
-        kept = read_sealed(file, self.id, ("cell", "result"), "Restore it from a copy, or remove it to run the cell.")
-        own = kept["cell"] == list(cell.key)
+        table = read_sealed(file, self.id, ("cell", "result"), "Restore it from a copy, or remove it to run the cell.")
+        own = table["cell"] == list(cell.key)
         must(own, file.name, f"the result of {cell.label}", f"that of another cell in {file}")
-        return dict(kept["result"])
+        return dict(table["result"])
 
     def fit(self, cell: Cell) -> Row:
         """Begin or continue the run of a cell; what is kept of it."""
@@ -187,14 +187,14 @@ class Runner:
         must(cell.fit is not None, "cell", "one with fit or work", cell.key)
         folder = self.out / cell.place if self.out is not None and cell.stored else None
         options = dict(cell.fit())  # type: ignore[misc]
-        watching = self.watch(cell.label, folder)
+        callback = self.watch(cell.label, folder)
         own = options.get("callbacks", ())
-        heard = {"callbacks": own if watching is None else [*own, watching], "progress": False}
-        options |= {"engine": self._engine(cell, options.get("engine")), **heard}
+        extras = {"callbacks": own if callback is None else [*own, callback], "progress": False}
+        options |= {"engine": self._engine(cell, options.get("engine")), **extras}
         if self.device is not None:
             options["settings"] = replace(options.get("settings") or Settings(), device=self.device)
         if folder is not None and (folder / "config.toml").is_file():
-            again = {key: options[key] for key in (*AGAIN, "engine", *heard) if key in options}
+            again = {key: options[key] for key in (*AGAIN, "engine", *extras) if key in options}
             if again["engine"] in OPEN:  # the folder names the one that was chosen
                 del again["engine"]
             run: Run = resume(folder, rounds=options["rounds"], **again)
@@ -204,13 +204,13 @@ class Runner:
             self.runs[cell.key] = run
         return {**cell.keep(run), "engine": run.engine}
 
-    def _engine(self, cell: Cell, given: str | None) -> str:
+    def _engine(self, cell: Cell, option: str | None) -> str:
         """The engine asked for; where it is left open, the one that the cell's group has measured."""
         from moiety.engines.auto import OPEN
 
-        engine = self.engine or cell.engine or given or self.default_engine
+        engine = self.engine or cell.engine or option or self.default_engine
         if engine in OPEN and cell.group is not None:
-            engine = self.measured.get(cell.group, engine)
+            engine = self.engines.get(cell.group, engine)
         return engine if cell.vectorise else engine.replace("vectorised", "sequential")
 
     def _start(self, cell: Cell) -> Run | Path | None:

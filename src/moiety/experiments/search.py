@@ -64,14 +64,14 @@ class Trial(NamedTuple):
     seed: int
 
 
-def name_start(alone: bool) -> str:
+def name_start(local: bool) -> str:
     """What a start is called."""
-    return "start of local training" if alone else "common start"
+    return "start of local training" if local else "common start"
 
 
 @dataclass
 class Search:
-    """Trains candidates on one problem. ``spent`` counts gradient evaluations, those of ended cells included."""
+    """Trains candidates on one problem. ``evaluations`` counts gradient evaluations, those of ended cells included."""
 
     model: nn.Module
     data: FederatedData
@@ -85,14 +85,14 @@ class Search:
     metric_name: str
     higher_is_better: bool
     engine: str = "vectorised"
-    spent: float = 0.0
+    evaluations: float = 0.0
     seconds: float = 0.0
     """What the cells took, those that were read included."""
     measuring: float = 0.0
     """What of it went into the measurement of the speed."""
     starts: dict[tuple[bool, int, int, float], Run] = field(default_factory=dict)
     """The starts that are in memory; one that is not is trained again."""
-    counted: set[tuple[bool, int, int, float]] = field(default_factory=set)
+    counted_starts: set[tuple[bool, int, int, float]] = field(default_factory=set)
 
     @property
     def rows(self) -> float:
@@ -116,8 +116,8 @@ class Search:
     ) -> Run:
         """One run, which ends with the models of its ``best`` round on validation rows, or of its last."""
         every = max(1, math.ceil(rounds / EVALUATIONS)) if best else rounds
-        heard: list[Any] = [EarlyStopping(patience=rounds + 1)] if best else []
-        shown = self.runner.watch(name, None)
+        callbacks: list[Any] = [EarlyStopping(patience=rounds + 1)] if best else []
+        callback = self.runner.watch(name, None)
         return fit(
             self.model,
             self.data,
@@ -130,31 +130,31 @@ class Search:
             loss=self.loss,
             metric=self.metric,
             engine=self.engine,
-            callbacks=heard if shown is None else [*heard, shown],
+            callbacks=callbacks if callback is None else [*callbacks, callback],
             progress=False,
             settings=replace(self.settings, evaluate_on="validation", evaluate_every=every),
         )
 
-    def begin(self, alone: bool, seed: int, rounds: int, rate: float) -> Run:
+    def begin(self, local: bool, seed: int, rounds: int, rate: float) -> Run:
         """What candidates continue from: FedAvg for so many rounds; for local training, clients that trained alone."""
-        key = (alone, seed, rounds, rate)
+        key = (local, seed, rounds, rate)
         if key not in self.starts:
             if any(each[1] != seed for each in self.starts):  # those of other seeds are not needed again
                 self.starts = {}
-            algorithm = local_only(personal=self.at(rate)) if alone else fedavg(shared=self.at(rate))
-            self.starts[key] = self.fit(f"{name_start(alone)}, rate {rate:g}", algorithm, rounds, seed, best=False)
+            algorithm = local_only(personal=self.at(rate)) if local else fedavg(shared=self.at(rate))
+            self.starts[key] = self.fit(f"{name_start(local)}, rate {rate:g}", algorithm, rounds, seed, best=False)
         return self.starts[key]
 
-    def run_start(self, alone: bool, rounds: int, rate: float) -> Row:
+    def run_start(self, local: bool, rounds: int, rate: float) -> Row:
         """What a start scores on validation rows."""
 
         def work() -> Row:
             with failures() as row:
-                row["score"] = _score(self.begin(alone, self.seed, rounds, rate).clients)
+                row["score"] = _score(self.begin(local, self.seed, rounds, rate).clients)
             return row
 
-        self.spent += rounds * self.rows
-        return self._run(Cell(key=("start", "alone" if alone else "shared", f"rate-{rate:g}"), work=work))
+        self.evaluations += rounds * self.rows
+        return self._run(Cell(key=("start", "alone" if local else "shared", f"rate-{rate:g}"), work=work))
 
     def run_candidate(self, rung: int, candidate: Candidate, trial: Trial) -> Row:
         """What a candidate scores on validation rows, client by client, and what it costs."""
@@ -181,14 +181,14 @@ class Search:
         return self._run(Cell(key=("final", candidate.place, trial.seed), work=work))
 
     def _count(self, candidate: Candidate, trial: Trial) -> None:
-        self.spent += candidate.cost(trial.rounds) * self.rows
-        start = (candidate.alone, trial.seed, trial.start_rounds, trial.start_rate)
-        if start not in self.counted:
-            self.counted.add(start)
-            self.spent += trial.start_rounds * self.rows
+        self.evaluations += candidate.cost(trial.rounds) * self.rows
+        start = (candidate.local, trial.seed, trial.start_rounds, trial.start_rate)
+        if start not in self.counted_starts:
+            self.counted_starts.add(start)
+            self.evaluations += trial.start_rounds * self.rows
 
     def _train(self, candidate: Candidate, trial: Trial) -> tuple[Run, Run]:
-        start = self.begin(candidate.alone, trial.seed, trial.start_rounds, trial.start_rate)
+        start = self.begin(candidate.local, trial.seed, trial.start_rounds, trial.start_rate)
         algorithm, name = candidate.build(trial.rate, trial.start_rate), f"{candidate.name}, rate {trial.rate:g}"
         rounds = candidate.rounds(trial.rounds)
         return self.fit(name, algorithm, rounds, trial.seed, split=candidate.split, start=start), start
@@ -218,7 +218,7 @@ class Search:
 
     def foresee(self, rounds: float) -> float:
         """The seconds of the search after as many more evaluations as rounds of FedAvg take, at the pace so far."""
-        pace = (self.seconds - self.measuring) / self.spent if self.spent else 0.0
+        pace = (self.seconds - self.measuring) / self.evaluations if self.evaluations else 0.0
         return self.seconds + pace * rounds * self.rows
 
     def _time(self, example: Candidate, rounds: int) -> float:
@@ -240,30 +240,30 @@ class Search:
             module = self.begin(False, self.seed, plan.start, rate).shared_module()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # said where the splits were made
-                here = {name: split_from(split.spec, module) for name, split in splits.items()}
+                copies = {name: split_from(split.spec, module) for name, split in splits.items()}
             row: Row = {"metric": {}, "better": "", "advice": ""}
             inputs = tuple(self.settings.inputs or ("x",))
             common: dict[str, Any] = {"loss": self.loss, "inputs": inputs, "seed": self.seed}
             common["device"] = self.settings.device
-            if cost <= SMALL * budget and len(here) > 1:
+            if cost <= SMALL * budget and len(copies) > 1:
                 with contextlib.suppress(MoietyError):  # finetuning that is not finite
                     result = diagnose_split(
-                        module, self.data, splits=here, solver=lbfgs(steps=STEPS), clients=clients, **common
+                        module, self.data, splits=copies, solver=lbfgs(steps=STEPS), clients=clients, **common
                     )
                     row["metric"] = {each.split: each.metric for each in result.splits}
-            if advice_cost <= SMALL * budget and here:
-                first = next(iter(self.order(here, row["metric"])))
+            if advice_cost <= SMALL * budget and copies:
+                first = next(iter(self.order(copies, row["metric"])))
                 try:
                     advice = advise(
-                        module, self.data, split=here[first], cohort=self.cohort, rounds=plan.full, **ADVICE, **common
+                        module, self.data, split=copies[first], cohort=self.cohort, rounds=plan.full, **ADVICE, **common
                     )
                     row |= {"better": advice.better, "advice": f"{first}: {advice.sentence}"}
                 except (MoietyError, RuntimeError) as error:  # BatchNorm; a loss without a second derivative
                     row["advice"] = f"No advice: {error}"
             return row
 
-        self.spent += cost * (cost <= SMALL * budget and len(splits) > 1)
-        self.spent += advice_cost * (advice_cost <= SMALL * budget)
+        self.evaluations += cost * (cost <= SMALL * budget and len(splits) > 1)
+        self.evaluations += advice_cost * (advice_cost <= SMALL * budget)
         return self._run(Cell(key=("diagnosis",), work=work))
 
     def order(self, splits: Mapping[str, Split], metric: Mapping[str, float | None]) -> dict[str, Split]:
@@ -309,9 +309,9 @@ def _keep_rows(clients: Sequence[Row]) -> list[Row]:
 def _count_costs(run: Run, start: Run) -> Row:
     """Bytes both ways of a client's turn, over the whole training, and the memory of a device."""
     ledgers = [run.ledger, start.ledger]
-    sent = sum(ledger["down_payload"] + ledger["up_payload"] for ledger in ledgers)
+    total = sum(ledger["down_payload"] + ledger["up_payload"] for ledger in ledgers)
     turns = sum(ledger["client_updates"] for ledger in ledgers)
-    return {"bytes": sent / turns, "memory": max(ledger["device_memory"] for ledger in ledgers)}
+    return {"bytes": total / turns, "memory": max(ledger["device_memory"] for ledger in ledgers)}
 
 
 def read_scores(row: Row) -> dict[str, RowScores]:

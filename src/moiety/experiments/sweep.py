@@ -106,9 +106,9 @@ def sweep(
         plan = getattr(base, "__qualname__", "function") if callable(base) else base
         runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "sweep", plan))
         cells = [plan.cell(runner) for plan in plans]
-        for done, (cell, row) in enumerate(run_cells(runner, cells, count), 1):
+        for number, (cell, row) in enumerate(run_cells(runner, cells, count), 1):
             if on_result is not None:
-                on_result(cell.label, row, done, len(cells))
+                on_result(cell.label, row, number, len(cells))
         return _conclude(points, numbers, runner)
 
 
@@ -171,12 +171,15 @@ class Plan:
 def _check_arguments(arguments: Any) -> dict[str, Any]:
     """What a function gave, if it can be given to ``fit``."""
     kind("target", arguments, Mapping, "a function that gives the arguments of moiety.fit")
-    known = inspect.signature(fit).parameters
-    needed = {name for name, each in known.items() if each.default is each.empty}
-    missing, got = sorted(needed - {*arguments}), sorted({*map(str, arguments)} - {*known} | {*arguments} & {"out"})
+    parameters = inspect.signature(fit).parameters
+    names = {name for name, each in parameters.items() if each.default is each.empty}
+    missing, extra = (
+        sorted(names - {*arguments}),
+        sorted({*map(str, arguments)} - {*parameters} | {*arguments} & {"out"}),
+    )
     constraint = "a function that gives arguments of moiety.fit"
     must(not missing, "target", constraint, f"one that gives no {list_names(missing, 3)}")
-    must(not got, "target", f"{constraint}, and no folder", f"one that gives {list_names(got, 3)}")
+    must(not extra, "target", f"{constraint}, and no folder", f"one that gives {list_names(extra, 3)}")
     settings = arguments.get("settings")
     kind("callbacks", arguments.get("callbacks", ()), (list, tuple), "a list")
     kind("settings", settings, (Settings, type(None)), "moiety.Settings(...)")
@@ -190,9 +193,9 @@ def _check_share(engine: str | None, settings: Settings, jobs: int) -> None:
     hint = "Use jobs=1 (--jobs 1)."
     must(engine is None or not engine.startswith("ray"), "engine", "another than ray for parallel runs", engine, hint)
     must(settings.device == "cpu", "device", "cpu for parallel runs", settings.device, hint)
-    needed, cores = jobs * (settings.workers or 1), count_cores()
-    got = f"{settings.workers} for each of {jobs} runs at a time"
-    must(needed <= cores, "workers", f"such that all runs together use at most {cores} cores", got)
+    total, cores = jobs * (settings.workers or 1), count_cores()
+    problem = f"{settings.workers} for each of {jobs} runs at a time"
+    must(total <= cores, "workers", f"such that all runs together use at most {cores} cores", problem)
 
 
 def keep_scores(run: Run) -> Row:
@@ -219,8 +222,8 @@ def read_tables(target: Target) -> Table:
     """The tables of a file, or those that are given."""
     if isinstance(target, Mapping):
         return dict(target)
-    wanted = "a TOML file, its tables, or a function that gives the arguments of moiety.fit"
-    kind("target", target, (str, os.PathLike), wanted)
+    constraint = "a TOML file, its tables, or a function that gives the arguments of moiety.fit"
+    kind("target", target, (str, os.PathLike), constraint)
     return read_file(Path(target))  # type: ignore[arg-type]
 
 
@@ -232,9 +235,9 @@ def prepare_folder(out: str | os.PathLike[str] | None, what: str) -> Path | None
     folder = Path(out)
     if folder.is_dir() and not (folder / RECIPE).is_file():
         ours = (LOCK, aside_of(folder / RECIPE).name)
-        taken = sorted(place.name for place in folder.iterdir() if place.name not in ours)
-        got = f"{folder} with {list_names(taken, 3)}"
-        must(not taken, "out", f"an empty folder, or one of moiety {what}", got, "Choose another folder.")
+        names = sorted(place.name for place in folder.iterdir() if place.name not in ours)
+        content = f"{folder} with {list_names(names, 3)}"
+        must(not names, "out", f"an empty folder, or one of moiety {what}", content, "Choose another folder.")
     return make_folder(folder, private=False)
 
 
@@ -248,19 +251,19 @@ def begin_folder(folder: Path | None, what: str, plan: Any) -> str:
         id = secrets.token_hex(8)
         write_sealed(file, {"recipe": what, "plan": base}, id)
         return id
-    began = read_sealed(file, None, ("run", "recipe", "plan"), hint)
-    must(began["recipe"] == what, "out", f"a folder of moiety {what}", f"{folder}, one of {began['recipe']}", hint)
-    must(began["plan"] == base, "target", f"what the {what} in {folder} began with", "another", hint)
-    return str(began["run"])
+    record = read_sealed(file, None, ("run", "recipe", "plan"), hint)
+    must(record["recipe"] == what, "out", f"a folder of moiety {what}", f"{folder}, one of {record['recipe']}", hint)
+    must(record["plan"] == base, "target", f"what the {what} in {folder} began with", "another", hint)
+    return str(record["run"])
 
 
 def _conclude(points: Sequence[Point], seeds: Sequence[int], runner: Runner) -> Sweep:
     """The table of the points, and which is best."""
     rows = [_summarise(point, [runner.results[name_folder(point), seed] for seed in seeds]) for point in points]
     best, sentence = _choose_best(rows)
-    known = next((row for row in rows if row["metric_name"]), {"metric_name": "", "part": "test"})
-    metric, part = known["metric_name"], known["part"]
-    shown = [
+    first = next((row for row in rows if row["metric_name"]), {"metric_name": "", "part": "test"})
+    metric, part = first["metric_name"], first["part"]
+    lines = [
         {
             "point": row["row"],
             "validation": show_score(row["validation"], metric),
@@ -271,7 +274,7 @@ def _conclude(points: Sequence[Point], seeds: Sequence[int], runner: Runner) -> 
     ]
     columns = {"point": "point", "validation": f"validation {metric}", "score": f"{part} {metric}", "seeds": "seeds"}
     notes = [sentence, "Means with 95% intervals over seeds.", SEEDS]
-    page = show_section(Section(title="Sweep", rows=shown, columns=columns, notes=notes))
+    page = show_section(Section(title="Sweep", rows=lines, columns=columns, notes=notes))
     if runner.out is not None:
         write_sealed(runner.out / TABLE, {"rows": rows, "best": best}, runner.id, format=TABLE_FORMAT, private=False)
         write_file(runner.out / "table.md", (page + "\n").encode(), private=False)
@@ -288,33 +291,33 @@ def _summarise(point: Point, runs: Sequence[Row]) -> Row:
     row["higher_is_better"] = first.get("higher_is_better")
     for name, key in {"metric": "score", "validation": "validation"}.items():
         values = [run[key] for run in whole_runs]
-        known = bool(values) and all(value is not None for value in values)
-        row[name] = score_row(row["row"], values) if known else None
+        complete = bool(values) and all(value is not None for value in values)
+        row[name] = score_row(row["row"], values) if complete else None
     return row
 
 
 def _choose_best(rows: Sequence[Row]) -> tuple[Row | None, str]:
     """The row that is best on validation rows, all of whose runs ended well; and a sentence about it."""
-    ended = [row for row in rows if not row["failed"]]
-    if not ended:
+    candidates = [row for row in rows if not row["failed"]]
+    if not candidates:
         return None, "No best is named: at every point some run diverged or has no finite metric."
-    if any(row["validation"] is None for row in ended):
+    if any(row["validation"] is None for row in candidates):
         return None, UNJUDGED
-    names = sorted({row["metric_name"] for row in ended})
+    names = sorted({row["metric_name"] for row in candidates})
     if len(names) > 1:
         return None, f"No best is named: points have different metrics, {' and '.join(names)}."
-    sign = 1 if ended[0]["higher_is_better"] else -1
-    ranked = sorted(ended, key=lambda row: -sign * row["validation"]["ours"])
-    best, metric = ranked[0], ranked[0]["metric_name"]
+    sign = 1 if candidates[0]["higher_is_better"] else -1
+    ranking = sorted(candidates, key=lambda row: -sign * row["validation"]["ours"])
+    best, metric = ranking[0], ranking[0]["metric_name"]
     sentence = f"Best on validation rows: {best['row']}, {metric} {show_score(best['validation'], metric)}"
     if best["part"] != "validation":
         sentence += f" ({best['part']} rows: {show_score(best['metric'], metric)})"
-    if len(ranked) > 1:
+    if len(ranking) > 1:
         scale = sign * (100 if is_percentage(metric) else 1)
-        lead = score_row("", compare(best["validation"]["each"], ranked[1]["validation"]["each"], scale))
+        lead = score_row("", compare(best["validation"]["each"], ranking[1]["validation"]["each"], scale))
         unit = "points" if is_percentage(metric) else metric
         over = format_count(best["seeds"], "seed")
-        sentence += f"; ahead of {ranked[1]['row']} by {show_interval(lead, sign='+')} {unit}, paired over {over}"
+        sentence += f"; ahead of {ranking[1]['row']} by {show_interval(lead, sign='+')} {unit}, paired over {over}"
     return best, f"{sentence}."
 
 
@@ -327,5 +330,5 @@ def show_score(score: Row | None, metric: str) -> str:
     if score is None:
         return "-"
     ends = score["interval"]
-    shown = "" if ends is None else f" [{', '.join(format_metric(end, metric) for end in ends)}]"
-    return f"{format_metric(score['ours'], metric)}{shown}"
+    interval = "" if ends is None else f" [{', '.join(format_metric(end, metric) for end in ends)}]"
+    return f"{format_metric(score['ours'], metric)}{interval}"

@@ -125,17 +125,17 @@ def tune(
     must(len(space) > 0, "space", "at least one key to search", "none", f"Give it as {FORM}.")
     whole("seed", seed, 0, SEED)
     ranges = {name: values for name, values in space.items() if isinstance(values, str)}
-    known = {**space, **read_space([f"{name}={text}" for name, text in ranges.items()])}
+    choices = {**space, **read_space([f"{name}={text}" for name, text in ranges.items()])}
     study, tables = _make_study(seed), read_tables(target)
-    first = _propose(study, known)
+    first = _propose(study, choices)
     _check_validation(configure(tables, first[1], seed, "--space"))
     folder = prepare_folder(out, "tune")
-    plan = [tables, {name: str(values) for name, values in known.items()}, seed]
+    plan = [tables, {name: str(values) for name, values in choices.items()}, seed]
     rows: list[Row] = []
     with lock_folder(folder), note_files() as files:
         runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "tune", plan))
         for at in range(trials):
-            trial, point = first if at == 0 else _propose(study, known)
+            trial, point = first if at == 0 else _propose(study, choices)
             config = configure(tables, point, seed, "--space")
             row = runner.run(_make_cell(runner, config, at, point, trial))
             _tell(study, trial, row)
@@ -271,11 +271,11 @@ def _tell(study: optuna.Study, trial: optuna.Trial, row: Row) -> None:
 
 def _choose_best(rows: Sequence[Row]) -> tuple[Row | None, str]:
     """The best of the trials that ended, and a sentence about all."""
-    ended = [row for row in rows if row["state"] == "ended"]
-    if not ended:
+    trials = [row for row in rows if row["state"] == "ended"]
+    if not trials:
         return None, f"No best is named: none of {format_count(len(rows), 'trial')} ended."
-    metric = ended[0]["metric"]
-    best = min(ended, key=lambda row: _sign(row["metric"]) * row["score"])
+    metric = trials[0]["metric"]
+    best = min(trials, key=lambda row: _sign(row["metric"]) * row["score"])
     counts = [f"{sum(row['state'] == state for row in rows)} {state}" for state in ("ended", "pruned", "failed")]
     score = format_metric(best["score"], metric)
     sentence = f"Best on validation rows: {name_point(best['point'])}, {metric} {score}, one seed"

@@ -71,41 +71,41 @@ def continue_training(
     if work.gradient is autograd_gradient and max(model[name].numel() for name in options) < steps.LEAST:
         rates = {}
     gradient = autograd_gradient if work.gradient is autograd_gradient else block_gradient
-    kept = memory.moments if memory else {}
-    moments = dict(kept)
-    done: int | Tensor = 0
+    history = memory.moments if memory else {}
+    moments = dict(history)
+    step_count: int | Tensor = 0
     counting = bool(memory) or any(how.counts_steps for how in options.values())
     for batch in batches:
         active = batch["mask"].any() if "mask" in batch else None
         # From the second step on the trained tensors are ours, and may be edited in place.
-        taken = Steps(rates, in_place=bool(losses), active=active)
+        stepper = Steps(rates, in_place=bool(losses), active=active)
         if first.accumulate > 1:
-            gradients, loss, changed = accumulate_gradients(work, loss_of, model, options, batch, first)
+            gradients, loss, buffers = accumulate_gradients(work, loss_of, model, options, batch, first)
         else:
             objective, at = split_objective(loss_of, model, options, batch)
-            gradients, loss, changed = gradient(objective, at, taken) if rates else work.gradient(objective, at)
+            gradients, loss, buffers = gradient(objective, at, stepper) if rates else work.gradient(objective, at)
         gradients = clip_gradients(gradients, first.clip)
-        for name, p in taken.new.items():
+        for name, p in stepper.new.items():
             model[name] = p
             if options[name].pull and centre is not None:
                 c = centre[name] if active is None else torch.where(active, centre[name], 0)
                 p.add_(c, alpha=rates[name].lr * options[name].pull)
-        factor = first.decay_factor(done, work.examples)
+        factor = first.decay_factor(step_count, work.examples)
         if counting:
-            done = done + (1 if active is None else active.to(work.examples.dtype))
+            step_count = step_count + (1 if active is None else active.to(work.examples.dtype))
         for name, g in gradients.items():
             how, p = options[name], model[name]
-            count = memory.steps + done if memory and name in kept else done
-            pulled = p - centre[name] if how.pull and centre is not None else None
-            g, remembered = find_direction(how, p, g, pulled, moments.get(name, ()), count)
-            moments[name] = keep_moments(active, remembered, moments.get(name))
+            count = memory.steps + step_count if memory and name in history else step_count
+            offset = p - centre[name] if how.pull and centre is not None else None
+            g, new_moments = find_direction(how, p, g, offset, moments.get(name, ()), count)
+            moments[name] = keep_moments(active, new_moments, moments.get(name))
             if isinstance(factor, Tensor):
                 g = g * factor.to(g.dtype)
             if active is not None:
                 g = torch.where(active, g, 0)
             step = p.sub_ if losses else p.sub
             model[name] = step(g, alpha=how.lr * work.scale)
-        for name, value in changed.items():
+        for name, value in buffers.items():
             model[name] = value if active is None else torch.where(active, value, model[name])
         losses.append(loss if active is None else torch.where(active, loss, 0))
         if active is not None:
@@ -114,7 +114,7 @@ def continue_training(
         return model, torch.zeros_like(work.examples), memory
     total = torch.stack(losses).double().sum()
     if memory:
-        memory = Memory(memory.steps + done, {name: moments[name] for name in kept})
+        memory = Memory(memory.steps + step_count, {name: moments[name] for name in history})
     return model, total / (torch.stack(actives).sum().clamp(min=1) if actives else len(losses)), memory
 
 
@@ -151,8 +151,8 @@ def split_objective(
     fixed = {name: p for name, p in model.items() if name not in names}
 
     def objective(block: Params) -> tuple[Tensor, Params]:
-        each, changed = loss_of({**fixed, **block}, batch)
-        return mean_loss(each, batch), changed
+        each, buffers = loss_of({**fixed, **block}, batch)
+        return mean_loss(each, batch), buffers
 
     return objective, {name: model[name] for name in names}
 
@@ -166,11 +166,11 @@ def accumulate_gradients(
     micro-batch.
     """
     total: Params = {}
-    moved: Params = {}
+    buffers: Params = {}
     losses = []
     for piece in cut_batch(batch, how):
-        objective, at = split_objective(loss_of, {**model, **moved}, names, piece)
-        gradients, loss, changed = work.gradient(objective, at)
+        objective, at = split_objective(loss_of, {**model, **buffers}, names, piece)
+        gradients, loss, new_buffers = work.gradient(objective, at)
         share: float | Tensor
         if "mask" in piece:  # nothing counts of a micro-batch that is all padding
             real = piece["mask"].any()
@@ -179,10 +179,10 @@ def accumulate_gradients(
             real, share = None, count_rows(piece) / count_rows(batch)
         total = {name: g * share + total[name] if total else g * share for name, g in gradients.items()}
         losses.append(loss * share)
-        for name, value in changed.items():
-            before = moved.get(name, model[name])
-            moved[name] = value if real is None else torch.where(real, value, before)
-    return total, torch.stack(losses).sum(), moved
+        for name, value in new_buffers.items():
+            before = buffers.get(name, model[name])
+            buffers[name] = value if real is None else torch.where(real, value, before)
+    return total, torch.stack(losses).sum(), buffers
 
 
 def cut_batch(batch: Batch, how: Optimiser) -> Iterator[Batch]:

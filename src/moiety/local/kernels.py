@@ -102,6 +102,16 @@ def preconditioned_sgld(
         batch_size: rows of a minibatch; all of a client's rows by default.
         decay: of the running mean; 1 holds v at the first g^2.
         damping: added to sqrt(v): the largest step is gamma / damping.
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": y}}, test=0.25)
+    >>> kernel = mo.kernel.preconditioned_sgld(step=0.01, batch_size=4)
+    >>> model, method = mo.models.linear(1, 2), mo.fedpop(personal=kernel, samples=5)
+    >>> run = mo.fit(model, fed, method, split=mo.split.everything(model), rounds=2, engine="sequential")
+    >>> run.predictive("a", x[:2]).outputs.shape  # five draws of the model, two examples, two outputs
+    (5, 2, 2)
     """
     positive("kernel.step", step)
     if batch_size is not None:
@@ -137,6 +147,15 @@ def mala(*, step: float | None = None, acceptance: float = 0.574) -> Kernel:
         step: gamma, the same for all chains; too large a step is refused nearly always. By default it is found.
         acceptance: the share of accepted steps to aim at where it is found. 0.574 is best for many numbers (Roberts and
             Rosenthal 1998).
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": y}}, test=0.25)
+    >>> model, method = mo.models.linear(1, 2), mo.fedpop(personal=mo.kernel.mala(), samples=5)
+    >>> run = mo.fit(model, fed, method, split=mo.split.everything(model), rounds=2, engine="sequential")
+    >>> run.predictive("a", x[:2]).outputs.shape  # five draws of the model, two examples, two outputs
+    (5, 2, 2)
     """
     if step is None:
         number("acceptance", acceptance, "> 0 and < 1", lambda x: 0 < x < 1)
@@ -158,19 +177,19 @@ def mala(*, step: float | None = None, acceptance: float = 0.574) -> Kernel:
         xi = normal(key, z, *words, "proposal")
         if root is None:
             proposed = z + step * gradient + _sqrt(2 * step) * xi
-            there, back = target.at(proposed)
+            new_value, back = target.at(proposed)
             forth = (proposed - z - step * gradient).double().square().sum()
             home = (z - proposed - step * back).double().square().sum()
         else:  # the same in the coordinates root^-1 z
             proposed = z + root @ (step * (root @ gradient) + _sqrt(2 * step) * xi)
-            there, back = target.at(proposed)
+            new_value, back = target.at(proposed)
             forth = 2 * step * xi.double().square().sum()
             home = (step * (root @ (gradient + back)) + _sqrt(2 * step) * xi).double().square().sum()
-        ratio = there - value + (forth - home) / (4 * step)
+        ratio = new_value - value + (forth - home) / (4 * step)
         accepted = uniform(key, (), *words, "accept").log() < ratio  # a NaN is refused
         chance = torch.where(ratio.isnan(), 0.0, ratio.clamp(max=0.0).exp()).double()
-        kept = torch.where(accepted, there, value), torch.where(accepted, back, gradient), chance
-        return torch.where(accepted, proposed, z), kept
+        new_memory = torch.where(accepted, new_value, value), torch.where(accepted, back, gradient), chance
+        return torch.where(accepted, proposed, z), new_memory
 
     return Kernel(step_or_stay, acceptance=acceptance if step is None else None)
 
@@ -227,8 +246,8 @@ def measure_curvature(target: Target, z: Tensor) -> Tensor:
     size = len(z)
     width = torch.finfo(z.dtype).eps ** (1 / 3) * z.square().mean().sqrt().clamp(min=1e-2)
     identity = torch.eye(size, dtype=z.dtype, device=z.device)
-    _, here = target.at(z)
-    columns = [(here - target.at(z + width * identity[j])[1]) / width for j in range(size)]
+    _, gradient = target.at(z)
+    columns = [(gradient - target.at(z + width * identity[j])[1]) / width for j in range(size)]
     hessian = torch.stack(columns).double()
     hessian = (hessian + hessian.T) / 2
     usable = hessian.isfinite().all()
@@ -311,8 +330,8 @@ def walk(
             return log_prior(at[Z]) - loss_weight * work.examples * loss, {"loss": loss}
 
         def at(z: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value, seen = work.gradient(objective, {Z: z})
-            losses.append(seen["loss"].double())
+            gradient, value, extra = work.gradient(objective, {Z: z})
+            losses.append(extra["loss"].double())
             values.append(value.double())
             return value, gradient[Z]
 
@@ -322,26 +341,26 @@ def walk(
     z, k = start, 0
     memory: Tree = None
     points: deque[Params] = deque(maxlen=keep)
-    for left in reversed(range(passes)):
+    for rest in reversed(range(passes)):
         for batch in batches:
             own: dict[str, Any] = {"factor": factor}
             if tuning is not None:
-                if k == 0 and isinstance(tuning.root, Tensor) and (tune_all or left):
+                if k == 0 and isinstance(tuning.root, Tensor) and (tune_all or rest):
                     tuning = tuning._replace(root=measure_curvature(target(loss_of, batch), z))
                     losses.clear()
                     values.clear()
                 own["factor"] = (factor * tuning.log_step.exp()).to(z.dtype)
                 own |= {"root": tuning.root} if isinstance(tuning.root, Tensor) else {}
             z, memory = kernel.step(target(loss_of, batch), z, memory, work.key, work.turn, "chain", k, **own)
-            if tuning is not None and (tune_all or left):
+            if tuning is not None and (tune_all or rest):
                 tuning = tune(kernel, tuning, memory[2])
             points.append(from_vector(z, like))
             k += 1
     if not losses:
         return Walk(list(points), model, torch.zeros_like(work.examples), tuning, work.examples < 0)
-    seen = torch.stack(losses)
-    fine = seen.isfinite()  # a refused proposal may lie where the loss is not; a chain that went there shows in z
-    loss = torch.where(fine, seen, 0).sum() / fine.sum()
+    all_losses = torch.stack(losses)
+    fine = all_losses.isfinite()  # a refused proposal may lie where the loss is not; a chain that went there shows in z
+    loss = torch.where(fine, all_losses, 0).sum() / fine.sum()
     refuses = isinstance(memory, tuple)
     end = memory[0].double() if refuses else values[-1]
     return Walk(
@@ -363,14 +382,14 @@ def diverges(values: list[Tensor], end: Tensor, size: int, *, noisy: bool) -> Te
         noisy: whether values are from minibatches. Then quarters of the turn are compared; ten times their spread is
             allowed besides; fewer than eight values say nothing.
     """
-    allowed = size + 10 * (math.sqrt(size) + 1)
+    limit = size + 10 * (math.sqrt(size) + 1)
     if not noisy:
-        return ~(end > values[0] - allowed)
+        return ~(end > values[0] - limit)
     if len(values) < 8:
         return torch.zeros_like(end, dtype=torch.bool)
     quarter = len(values) // 4
     first, last = torch.stack(values[:quarter]), torch.stack(values[-quarter:])
-    return ~(last.mean() > first.mean() - allowed - 10 * first.std(correction=0))
+    return ~(last.mean() > first.mean() - limit - 10 * first.std(correction=0))
 
 
 KERNELS: dict[str, Callable[..., Kernel]] = {

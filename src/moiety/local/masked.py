@@ -51,10 +51,10 @@ def masked_work(work: Work, mask: Params) -> Work:
     bits: Params = {}
 
     def gradient(objective: Objective, at: Params) -> tuple[Params, Tensor, Params]:
-        gradients, loss, changed = work.gradient(objective, at)
+        gradients, loss, buffers = work.gradient(objective, at)
         if not bits:  # made once for all steps
             bits.update(spread_masks(gradients, mask))
-        return apply_masks(gradients, bits), loss, changed
+        return apply_masks(gradients, bits), loss, buffers
 
     return replace(work, gradient=gradient)
 

@@ -38,8 +38,8 @@ CURVATURE = 2.0
 
 def describe_features(work: Work, model: Params, gradient: Params, batches: Sequence[Batch]) -> Params:
     """The gradient with what a step must know of the examples it is of; they count as one together."""
-    trained = {name: model[name] for name in gradient if name in (*work.shared, *work.personal)}
-    fixed = {name: p for name, p in model.items() if name not in trained}
+    params = {name: model[name] for name in gradient if name in (*work.shared, *work.personal)}
+    fixed = {name: p for name, p in model.items() if name not in params}
     squares = {name: torch.zeros_like(g) for name, g in gradient.items()}
     largest = dict(squares)
     for batch in batches:
@@ -51,7 +51,7 @@ def describe_features(work: Work, model: Params, gradient: Params, batches: Sequ
             def total(block: Params, row: Batch = row) -> tuple[Tensor, Params]:
                 return work.task.predict({**fixed, **block}, row).sum(), {}
 
-            for name, x in work.gradient(total, trained)[0].items():
+            for name, x in work.gradient(total, params)[0].items():
                 x = torch.where(real, x, 0)
                 squares[name] = squares[name] + (share * x.square()).to(x.dtype)
                 largest[name] = torch.maximum(largest[name], x.abs())

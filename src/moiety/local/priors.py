@@ -87,6 +87,12 @@ def laplace(
     """Laplace: log p(z) = -|z - mu| / s - log 2 s for each number; most clients near mu, a few far away.
 
     The arguments are those of ``gaussian``, with s in the place of sigma.
+
+    A client that lies five scales away is less of a surprise than with the normal prior:
+
+    >>> priors = (laplace(scale=1.0), gaussian(scale=1.0))  # for fedpop(prior=...)
+    >>> [float(prior.log_density(prior.init(torch.zeros(1)), torch.tensor([5.0]))) for prior in priors]
+    [-5.0, -12.5]
     """
     options = (scale, mean, spread, least, most, mean_decay, scale_decay)
     return _location_scale(lambda x: -x.abs(), draw_laplace, 1, *options)
@@ -161,8 +167,8 @@ def _location_scale(
         growth = torch.log1p((power * change["log_scale"]).clamp(min=-0.9)) / power
         return {"mean": beta["mean"] + change["mean"], "log_scale": beta["log_scale"] + growth}
 
-    given = hyper if mean_decay or scale_decay else None
-    return Prior(init, log_density, lambda beta: beta["mean"], draw, given, project, precondition, advance)
+    hyperprior = hyper if mean_decay or scale_decay else None
+    return Prior(init, log_density, lambda beta: beta["mean"], draw, hyperprior, project, precondition, advance)
 
 
 PRIORS: dict[str, Callable[..., Prior]] = {"gaussian": gaussian, "laplace": laplace}

@@ -42,17 +42,17 @@ class Search:
         eps = torch.finfo(gradient.dtype).eps
         down = value <= self.value + DOWN * self.length * slope
         level = (value <= self.value + 4 * eps * self.value.abs()) & (after <= (2 * DOWN - 1) * slope)
-        taken = down | level
+        good = down | level
         move, bend = self.length * self.direction, gradient - self.gradient
-        useful = taken & (move @ bend > eps * (bend @ bend))  # the curvature along the step is positive
+        useful = good & (move @ bend > eps * (bend @ bend))  # the curvature along the step is positive
         moves = torch.where(useful, torch.cat([self.moves[1:], move[None]]), self.moves)
         bends = torch.where(useful, torch.cat([self.bends[1:], bend[None]]), self.bends)
         return Search(
-            torch.where(taken, self.trial, self.point),
-            torch.where(taken, value, self.value),
-            torch.where(taken, gradient, self.gradient),
-            torch.where(taken, -_apply_inverse_hessian(gradient, moves, bends), self.direction),
-            torch.where(taken, torch.ones_like(self.length), self.length / 2),
+            torch.where(good, self.trial, self.point),
+            torch.where(good, value, self.value),
+            torch.where(good, gradient, self.gradient),
+            torch.where(good, -_apply_inverse_hessian(gradient, moves, bends), self.direction),
+            torch.where(good, torch.ones_like(self.length), self.length / 2),
             moves,
             bends,
         )
@@ -68,14 +68,14 @@ def begin(point: Tensor, value: Tensor, gradient: Tensor, memory: int) -> Search
 def _apply_inverse_hessian(gradient: Tensor, moves: Tensor, bends: Tensor) -> Tensor:
     """The inverse Hessian of L-BFGS times the gradient, in two loops; pairs that are all 0 are not there yet."""
     products = (moves * bends).sum(1)
-    filled = products > 0
-    rho = torch.where(filled, 1 / torch.where(filled, products, 1), 0)
+    present = products > 0
+    rho = torch.where(present, 1 / torch.where(present, products, 1), 0)
     q, weights = gradient, []
     for k in reversed(range(len(moves))):
         weights.append(rho[k] * (moves[k] @ q))
         q = q - weights[-1] * bends[k]
     squared = bends[-1] @ bends[-1]
-    q = q * torch.where(filled[-1], products[-1] / torch.where(filled[-1], squared, 1), 1)
+    q = q * torch.where(present[-1], products[-1] / torch.where(present[-1], squared, 1), 1)
     for k, weight in enumerate(reversed(weights)):
         q = q + (weight - rho[k] * (bends[k] @ q)) * moves[k]
     return q

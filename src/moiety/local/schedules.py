@@ -14,7 +14,11 @@ from moiety.types import Schedule
 
 @recorded
 def constant() -> Schedule:
-    """The same rate in every round."""
+    """The same rate in every round.
+
+    >>> [constant().factor(t, 99) for t in range(4)]
+    [1.0, 1.0, 1.0, 1.0]
+    """
     return Schedule(lambda t, rounds: 1.0)
 
 

@@ -123,12 +123,12 @@ class Optimiser(Descent):
         like = next(iter(params.values()))
         return Memory(like.new_zeros((), dtype=torch.float64), moments)
 
-    def decay_factor(self, done: int | Tensor, examples: Tensor) -> float | Tensor:
+    def decay_factor(self, steps: int | Tensor, examples: Tensor) -> float | Tensor:
         """The factor of ``lr_decay`` on the learning rate after ``done`` steps, for a client with so many examples."""
         if self.lr_decay == "constant":
             return 1.0
         per_epoch = (examples / float(self.rows)).ceil()
-        share = done / (self.steps if self.steps is not None else (self.epochs or 1) * per_epoch)
+        share = steps / (self.steps if self.steps is not None else (self.epochs or 1) * per_epoch)
         share = torch.as_tensor(share, dtype=examples.dtype, device=examples.device).clamp(max=1.0)
         return 1 - share if self.lr_decay == "linear" else (1 + torch.cos(math.pi * share)) / 2
 
@@ -244,10 +244,10 @@ def local_work(
         value = make(float(value))
     hint = hint or f"As in {name}=0.1 or {name}=moiety.{make.__name__}(0.1, epochs=5)."
     kind(name, value, wanted, f"a learning rate or what {builders} makes", hint)
-    known = {each.name: each.default for each in fields(value)}  # type: ignore[arg-type]
+    presets = {each.name: each.default for each in fields(value)}  # type: ignore[arg-type]
     for option in without:
-        got = getattr(value, option)
-        must(got == known[option], f"{name}.{option}", "left out for this algorithm", got)
+        setting = getattr(value, option)
+        must(setting == presets[option], f"{name}.{option}", "left out for this algorithm", setting)
     if getattr(value, "epochs", None) is not None or getattr(value, "steps", None) is not None:
         defaults = {key: default for key, default in defaults.items() if key not in ("epochs", "steps")}
     open_options = {key: default for key, default in defaults.items() if getattr(value, key) is None}

@@ -34,13 +34,13 @@ def autograd_gradient(objective: Objective, at: Params, steps: Steps | None = No
         steps = None
     with HeldParameters(), steps.watch(leaves, leaves) if steps is not None else nullcontext():
         with torch.enable_grad():
-            loss, changed = objective(leaves)
+            loss, buffers = objective(leaves)
         if not loss.requires_grad:  # no trained parameter reaches the loss
-            return {name: torch.zeros_like(p) for name, p in at.items()}, loss, changed
+            return {name: torch.zeros_like(p) for name, p in at.items()}, loss, buffers
         if steps is not None:
             steps.find_repeated_uses(loss)
         slopes = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return name_gradients(leaves, slopes, steps), loss.detach(), {name: b.detach() for name, b in changed.items()}
+    return name_gradients(leaves, slopes, steps), loss.detach(), {name: b.detach() for name, b in buffers.items()}
 
 
 def mean_loss(losses: Tensor, batch: Batch) -> Tensor:
@@ -100,15 +100,15 @@ def gradient_at(work: Work, model: Params, names: Names, batches: Iterable[Batch
     for batch in batches:
 
         def objective(block: Params, batch: Batch = batch) -> tuple[Tensor, Params]:
-            losses, changed = work.task.loss({**fixed, **block}, batch)
-            return mean_loss(losses, batch), changed
+            losses, buffers = work.task.loss({**fixed, **block}, batch)
+            return mean_loss(losses, batch), buffers
 
         results.append(work.gradient(objective, {name: model[name] for name in names}))
-    gradients, losses, changed = zip(*results, strict=True)
+    gradients, losses, buffers = zip(*results, strict=True)
     if len(results) == 1:
-        return gradients[0], losses[0].double(), changed[0]
+        return gradients[0], losses[0].double(), buffers[0]
     mean = {name: torch.stack([g[name] for g in gradients]).mean(0) for name in names}
-    return mean, torch.stack(losses).double().mean(), changed[-1]
+    return mean, torch.stack(losses).double().mean(), buffers[-1]
 
 
 def clip_gradients(gradients: Params, limit: float | None) -> Params:

@@ -151,8 +151,8 @@ def count_by_module() -> Iterator[tuple[dict[nn.Module, float], OperationCounter
         open_calls.append([counter.total, 0.0])
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        began, within = open_calls.pop()
-        total = counter.total - began
+        start, within = open_calls.pop()
+        total = counter.total - start
         if open_calls:
             open_calls[-1][1] += total
         weights = [p for p in module._parameters.values() if p is not None and p.dim() > 1]
@@ -200,12 +200,12 @@ def job_flops(per_example: dict[str, Flops], job: Job) -> tuple[float, float]:
     return sum(phases.values()), sum(flops for phase, flops in phases.items() if per_example[phase].search)
 
 
-def _phase_flops(cost: Flops, used: int, job: Job) -> float:
+def _phase_flops(cost: Flops, rows: int, job: Job) -> float:
     each = cost.each
     if cost.densities is not None:
-        left = cost.densities(job.state)
-        each -= sum((1 - left[name]) * flops for name, flops in cost.layers.items())
-    return cost.once * min(used, job.examples) + each * used * cost.repeats(job.turn)
+        densities = cost.densities(job.state)
+        each -= sum((1 - densities[name]) * flops for name, flops in cost.layers.items())
+    return cost.once * min(rows, job.examples) + each * rows * cost.repeats(job.turn)
 
 
 def memory_on_device(problem: Problem, algorithm: Algorithm, state: Tree) -> int:

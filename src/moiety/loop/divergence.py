@@ -36,11 +36,11 @@ def explain_server(aggregate: Params, server: Tree, largest: Mapping[str, float]
     """What to say where the aggregate or the server is not finite; ``largest`` has each upload's largest number."""
     name, whole = ("server", server) if bool(tree.is_finite(aggregate)) else ("aggregate", aggregate)
     spoilt = next(path for path, x in tree.leaves(whole).items() if not bool(tree.is_finite(x)))
-    got = f"a NaN or an infinity in {spoilt} in round {round}"
+    fault = f"a NaN or an infinity in {spoilt} in round {round}"
     if largest:
         client = max(largest, key=lambda each: largest[each])
-        got += f" (largest upload: {largest[client]:.2g}, of client {client})"
-    return message(name, "finite", got, ADVICE)
+        fault += f" (largest upload: {largest[client]:.2g}, of client {client})"
+    return message(name, "finite", fault, ADVICE)
 
 
 def explain_barren(reasons: Mapping[str, str], round: int, count: int) -> str:
@@ -67,5 +67,5 @@ def explain_losses(history: Sequence[Mapping[str, Any]]) -> str | None:
     if len(last) < EVALUATIONS or None in last or min(last) <= limit or last != sorted(set(last)):
         return None
     rounds = ", ".join(str(row["round"]) for row in history[-EVALUATIONS:])
-    got = f"{', '.join(f'{loss:.2g}' for loss in last)} in rounds {rounds}"
-    return message("train_loss", f"at most {limit:.2g}, {LOSS_FACTOR} times the first", got, ADVICE)
+    losses = f"{', '.join(f'{loss:.2g}' for loss in last)} in rounds {rounds}"
+    return message("train_loss", f"at most {limit:.2g}, {LOSS_FACTOR} times the first", losses, ADVICE)

@@ -164,20 +164,20 @@ def evaluate(
     """One row per client. Clients that keep no state first get their personal model by the algorithm's own rule."""
     data = problem.data
     sizes = data.sizes(part)
-    tested = clients[sizes[clients] > 0]
+    test_clients = clients[sizes[clients] > 0]
     first = problem.first_state(algorithm)
     together = bool(tree.leaves(first)) and share_body(problem, algorithm, received, first)
-    shared = np.zeros((0, 3)) if together else score_shared(problem, engine, received, tested, first, part)
-    with_sets = bool(problem.task.sets and len(tested))
+    shared = np.zeros((0, 3)) if together else score_shared(problem, engine, received, test_clients, first, part)
+    with_sets = bool(problem.task.sets and len(test_clients))
     outputs = []
     if not tree.leaves(first):
         personal = shared  # the very same model
     else:
         # States that are made for the purpose take memory, so they are made for some clients at a time.
-        step = STATES_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(tested)
+        step = STATES_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(test_clients)
         personal = np.zeros((0, 3))
-        for at in range(0, len(tested), max(1, step)):
-            some = tested[at : at + step]
+        for at in range(0, len(test_clients), max(1, step)):
+            some = test_clients[at : at + step]
             states = current_states(problem, algorithm, engine, received, store, some, round)
             function = "score_both" if together else "score"
             scores = score_clients(problem, engine, received, some, states, part, function)
@@ -186,16 +186,16 @@ def evaluate(
             if with_sets:
                 outputs.append(predict_clients(problem, engine, received, some, states, part))
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
-        spread_scores(scores, tested, clients) for scores in (personal, shared)
+        spread_scores(scores, test_clients, clients) for scores in (personal, shared)
     )
     sets: dict[str, np.ndarray] = {}
     pooled: dict[str, float] = {}
     if with_sets:
-        shared_outputs = predict_pooled(problem, problem.shared_model(algorithm, received), tested, part)
-        own_scores = score_sets(problem, torch.cat(outputs) if outputs else shared_outputs, tested, part)
-        shared_scores = score_sets(problem, shared_outputs, tested, part)
+        shared_outputs = predict_pooled(problem, problem.shared_model(algorithm, received), test_clients, part)
+        own_scores = score_sets(problem, torch.cat(outputs) if outputs else shared_outputs, test_clients, part)
+        shared_scores = score_sets(problem, shared_outputs, test_clients, part)
         for before, (each, all_rows) in (("", own_scores), (SHARED, shared_scores)):
-            sets |= {before + name: spread(values, tested, clients) for name, values in each.items()}
+            sets |= {before + name: spread(values, test_clients, clients) for name, values in each.items()}
             pooled |= {before + name: value for name, value in all_rows.items()}
         if problem.task.set_decides:
             name = problem.task.deciding.name
@@ -236,8 +236,8 @@ def current_states(
         return states
     jobs = problem.make_jobs(adapt_phases(algorithm), clients, states, "adapt", round, part="train")
     # Copied: scoring comes next, in the memory that holds them.
-    adapted: list[Tree] = tree.clone(list(engine.map("adapt", jobs, received, RoundInfo(round))))
-    return adapted
+    new_states: list[Tree] = tree.clone(list(engine.map("adapt", jobs, received, RoundInfo(round))))
+    return new_states
 
 
 def score_clients(

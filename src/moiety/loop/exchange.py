@@ -124,8 +124,8 @@ class Exchange:
         Where these lie in one tree, and nothing has to be done for each client apart, it is looked at as a whole.
         """
         options = self.options
-        apart = options.codec or options.attack or options.privacy or self.traffic or received.running is None
-        if isinstance(results, Results) and not apart and self._receive_block(received, clients, results):
+        separate = options.codec or options.attack or options.privacy or self.traffic or received.running is None
+        if isinstance(results, Results) and not separate and self._receive_block(received, clients, results):
             return
         arrivals = []
         for client, result in zip(clients, results, strict=True):
@@ -234,9 +234,9 @@ class Exchange:
             return {name: packed[name] for name in like}
         plain, rest = self._part(like)
         must(packed.keys() >= plain.keys(), "upload", "whole", f"one without {', '.join(plain)} ({where})")
-        decoded = codec.decode({name: p for name, p in packed.items() if name not in plain}, rest)
-        check(decoded, rest, where=where, what="upload after the codec")
-        return {name: packed[name] if name in plain else decoded[name] for name in like}
+        content = codec.decode({name: p for name, p in packed.items() if name not in plain}, rest)
+        check(content, rest, where=where, what="upload after the codec")
+        return {name: packed[name] if name in plain else content[name] for name in like}
 
     def _part(self, upload: Params) -> tuple[Params, Params]:
         """What the codec leaves as it is, and the rest."""
@@ -261,7 +261,7 @@ def declare_layouts(problem: Problem, algorithm: Algorithm) -> tuple[Params, Par
     shared, statistics = problem.first_shared()
     if algorithm.wire.layout is not None:
         down, up = algorithm.wire.layout({**shared, **statistics}, problem.first_personal())
-        for way, declared in {"down": down, "up": up}.items():
-            check_layout(declared, problem.split.personal, way)
+        for way, layout in {"down": down, "up": up}.items():
+            check_layout(layout, problem.split.personal, way)
         return down, up
     return {**shared, **statistics}, {} if algorithm.aggregator is None else {**shared, **statistics}

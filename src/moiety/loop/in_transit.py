@@ -107,11 +107,11 @@ def unpack_in_transit(
         up: Tree = ClientUpdate({name: {} for name in note["up"]}, {}, {})  # type: ignore[misc, arg-type]
         updates = tree.unpack_rows(shared, up, "update/")
         versions = tree.unpack_rows(shared, {name: {} for name in note["down"]}, "version/")
-        kept = tree.unpack_rows(states, first)
+        rows = tree.unpack_rows(states, first)
         missing: list[None] = [None] * len(note["messages"])
         transit.messages = [
             Message(*(*numbers, update, state))
-            for numbers, update, state in zip(note["messages"], updates or missing, kept or missing, strict=True)
+            for numbers, update, state in zip(note["messages"], updates or missing, rows or missing, strict=True)
         ]
         transit.versions = dict(zip(note["versions"], versions, strict=True))
         transit.turns = {int(client): count for client, count in note["turns"].items()}

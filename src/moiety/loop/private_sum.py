@@ -31,9 +31,9 @@ class PrivateSum(RunningSum):
     def add(self, updates: Sequence[ClientUpdate]) -> None:
         """Clip uploads and add them. Their weights are 1: ``check_uniform`` has seen it."""
         for update in updates:
-            clipped, norm = clip_upload(update.upload, self.state.clip)
+            upload, norm = clip_upload(update.upload, self.state.clip)
             self.below += 0.5 if norm <= self.state.clip else -0.5
-            for name, x in clipped.items():
+            for name, x in upload.items():
                 self.sums[name] += x
 
     def release(self, state: PrivacyState) -> tuple[Params, PrivacyState]:

@@ -291,17 +291,17 @@ class Loop:
         now.ledger.up(received.values, received.payload)
         dropped = {self.name_client(client): why for client, why in received.dropped.items()}
         absent = {self.name_client(client): why for client, why in received.absent.items()}
-        needed = self.count_needed(len(dropped))
-        summed = isinstance(received.running, PrivateSum)  # a sum with noise is made of however many there are
-        left_out = 0 < usable < needed and not summed
+        least = self.count_needed(len(dropped))
+        private = isinstance(received.running, PrivateSum)  # a sum with noise is made of however many there are
+        left_out = 0 < usable < least and not private
         if left_out:
-            self.warn_first("too few", f"Round {t + 1} is left out: {usable} finite uploads, {needed} are needed.")
+            self.warn_first("too few", f"Round {t + 1} is left out: {usable} finite uploads, {least} are needed.")
             usable = 0
         barren = now.barren + self._is_barren(received.clients) if not (usable or left_out) else 0
         if barren > now.barren:
             self.report_divergence("barren", explain_barren(dropped, t + 1, barren), stop=barren >= BARREN_ROUNDS)
         share = usable / len(problem.data)
-        if usable or summed:
+        if usable or private:
             if isinstance(received.running, PrivateSum):  # also of nobody: what is done must not tell who was there
                 aggregate, now.privacy = received.running.release(self.count_noise())
                 share = self.cohort / len(problem.data)
@@ -318,15 +318,15 @@ class Loop:
             self.store_states(received.states)
         now.round, now.barren = t + 1, barren
         now.ledger.rounds += 1
-        lost = dropped | absent
-        now.dropped += [[f"{t + 1}:{name}", why] for name, why in lost.items()]
+        missing = dropped | absent
+        now.dropped += [[f"{t + 1}:{name}", why] for name, why in missing.items()]
         problem.data.release()
-        cohort, why = (*received.clients, *received.absent), tuple(lost.values())
+        cohort, why = (*received.clients, *received.absent), tuple(missing.values())
         return RoundRecord(
             t + 1,
             cohort,
             mean_loss(received.losses, received.weights) if usable else math.nan,
-            tuple(lost),
+            tuple(missing),
             None,
             time,
             staleness,

@@ -51,9 +51,9 @@ def predict_clients(
     phases = {"predict": Phase(epochs=1, steps=None, batch_size=most, shuffle=False)}
     jobs = problem.make_jobs(phases, clients, states, part=part)
     # One job for each batch: all results of a function have one shape, whatever a client's rows.
-    apart = [job._replace(rows={"predict": rows}) for job in jobs for rows in job.rows["predict"].split()]
-    results = engine.map("predict", apart, received, RoundInfo())
-    sizes = [len(job.rows["predict"].order) for job in apart]
+    pieces = [job._replace(rows={"predict": rows}) for job in jobs for rows in job.rows["predict"].split()]
+    results = engine.map("predict", pieces, received, RoundInfo())
+    sizes = [len(job.rows["predict"].order) for job in pieces]
     return torch.cat([output[:size] for output, size in zip(results, sizes, strict=True)])
 
 

@@ -37,8 +37,8 @@ class UploadOptions:
         if self.attack is None or self.attack.labels is None:
             return problem
         name = self.attack.spec.get("name", "another")
-        wanted = "one on uploads where data have no y"
-        must("y" in problem.columns, "attack", wanted, name, "Use an attack on uploads.")
+        constraint = "one on uploads where data have no y"
+        must("y" in problem.columns, "attack", constraint, name, "Use an attack on uploads.")
         y = problem.columns["y"].clone()
         for client in self.attackers:
             start, stop = problem.data.rows(client, "train")
@@ -49,14 +49,14 @@ class UploadOptions:
         self, updates: Sequence[ClientUpdate], clients: Sequence[int], seed: int, t: int
     ) -> list[ClientUpdate]:
         """The updates, those of attackers replaced by what the attack sends."""
-        forged = list(updates)
+        result = list(updates)
         if self.attack is not None:
             evil = [i for i, client in enumerate(clients) if client in self.attackers]
             honest = [u for i, u in enumerate(updates) if i not in evil and tree.is_finite(u)]
-            replaced = self.attack.send(honest, [updates[i] for i in evil], generator(seed, "attack", t))
-            for i, update in zip(evil, replaced, strict=True):
-                forged[i] = update
-        return forged
+            replacements = self.attack.send(honest, [updates[i] for i in evil], generator(seed, "attack", t))
+            for i, update in zip(evil, replacements, strict=True):
+                result[i] = update
+        return result
 
     def running_sum(self, algorithm: Algorithm) -> RunningSum | None:
         """What adds uploads as they arrive; None where the aggregate, or the attack, needs all of a round at once."""

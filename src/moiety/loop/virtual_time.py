@@ -117,10 +117,10 @@ class AsynchronousLoop(ClockedLoop):
         """
         now, transit = self.progress, self.in_transit
         active = {each.client for each in transit.messages}
-        wanted = self.clock.active - len(active)
-        if not wanted:  # an interrupt came between the beginning and the arrival
+        count = self.clock.active - len(active)
+        if not count:  # an interrupt came between the beginning and the arrival
             return
-        clients = draw_idle(len(self.problem.data), active, wanted, seed=self.problem.seed, round=now.round)
+        clients = draw_idle(len(self.problem.data), active, count, seed=self.problem.seed, round=now.round)
         received = self.broadcast()
         jobs = self.make_jobs(clients, now.store.get(clients), now.round)
         results = self.compute(jobs, received, now.round)
@@ -130,11 +130,11 @@ class AsynchronousLoop(ClockedLoop):
                 due = transit.time + self.turn_seconds(self.clock.travel, job.client)
                 transit.count_turn(job.client)
                 self.exchange.check_upload(update, job.client, now.round)
-                kept = state if self.keeps_states else None
-                transit.send(due, job.client, now.round, transit.steps, isfinite(largest), update, kept)
+                new_state = state if self.keeps_states else None
+                transit.send(due, job.client, now.round, transit.steps, isfinite(largest), update, new_state)
 
 
-def draw_idle(clients: int, active: Iterable[int], wanted: int, *, seed: int, round: int) -> list[int]:
+def draw_idle(clients: int, active: Iterable[int], count: int, *, seed: int, round: int) -> list[int]:
     """``wanted`` clients drawn uniformly from those not active; where none is active, the cohort of that round.
 
     >>> draw_idle(5, {1, 2}, 3, seed=0, round=0)
@@ -142,7 +142,7 @@ def draw_idle(clients: int, active: Iterable[int], wanted: int, *, seed: int, ro
     """
     busy = sorted(active)
     idle = []
-    for place in uniform_cohort(clients - len(busy), wanted, seed=seed, round=round).tolist():
+    for place in uniform_cohort(clients - len(busy), count, seed=seed, round=round).tolist():
         for each in busy:  # the place among the idle becomes the place among all
             place += place >= each
         idle.append(place)
@@ -174,11 +174,11 @@ class DelayedLoop(ClockedLoop):
                 upload = None if late else update
                 transit.send(t + clock.of(job.client)[1], job.client, t, version, isfinite(largest), upload, before)
             # The loss is of this round's work, not of what arrives now.
-            worked = [(job.client, *result) for job, result in zip(jobs, results, strict=True) if isfinite(result[2])]
-            losses = [float(update.info["loss"]) for _, update, *_ in worked]
-            weights = [float(update.weight) for _, update, *_ in worked]
+            turns = [(job.client, *result) for job, result in zip(jobs, results, strict=True) if isfinite(result[2])]
+            losses = [float(update.info["loss"]) for _, update, *_ in turns]
+            weights = [float(update.weight) for _, update, *_ in turns]
             # What is computed on arrival may be written over these states.
-            states = [(client, tree.clone(state) if late else state) for client, _, state, _ in worked]
+            states = [(client, tree.clone(state) if late else state) for client, _, state, _ in turns]
             record = replace(self._receive_due(t), train_loss=mean_loss(losses, weights))
             self.store_states(states)
             oldest = t + 1 - clock.longest()[0]

@@ -60,6 +60,6 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, text: Sequen
 def print_plain(table: Table) -> str:
     """A table as text, without the blanks that fill its lines."""
     out = Console(color_system=None, width=PLAIN_WIDTH, markup=False, highlight=False, emoji=False, no_color=True)
-    with out.capture() as captured:
+    with out.capture() as capture:
         out.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -97,11 +97,11 @@ def legend_below(figure: Figure, columns: int, axes: Axes | None = None) -> None
 
     It has as many columns as fit, at most ``columns``.
     """
-    shown = [] if axes is None else axes.get_legend_handles_labels()
+    entries = [] if axes is None else axes.get_legend_handles_labels()
     labels = [label for each in ([axes] if axes else figure.axes) for label in each.get_legend_handles_labels()[1]]
     longest = max(map(len, labels), default=0)
     fit = max(1, int(figure.get_size_inches()[0] / (0.7 + 0.08 * longest)))  # inches: the mark, and each letter
-    figure.legend(*shown, fontsize=11, loc="outside lower center", ncols=min(columns, fit), frameon=False)
+    figure.legend(*entries, fontsize=11, loc="outside lower center", ncols=min(columns, fit), frameon=False)
 
 
 def save(figure: Figure, path: str | Path) -> None:
@@ -142,15 +142,15 @@ def scatter_change(series: Mapping[str, Rows], *, unit: str = "pp", scale: float
         title: above all panels.
     """
     must(len(series) > 0, "series", "at least one named list of rows", "none")
-    known = [part for part in PARTS if any(row.get(part) is not None for rows in series.values() for row in rows)]
-    must(len(known) > 0, "series", "rows with changes", "none")
+    parts = [part for part in PARTS if any(row.get(part) is not None for rows in series.values() for row in rows)]
+    must(len(parts) > 0, "series", "rows with changes", "none")
     points = {
         f"{name}, {PARTS[part]}": [(row["n"], scale * row[part]) for row in rows if row.get(part) is not None]
         for name, rows in series.items()
-        for part in known
+        for part in parts
     }
     x, y = "training rows of the client", _label_change(unit)
-    figure, places = make_panels(points, columns=len(known), margin=0.6, height=3.4, x=x, y=y, title=title)
+    figure, places = make_panels(points, columns=len(parts), margin=0.6, height=3.4, x=x, y=y, title=title)
     for axes, some in places:
         _draw_points(axes, some)
     return figure
@@ -169,12 +169,12 @@ def _move_apart(points: Sequence[tuple[float, float]], logarithmic: bool) -> lis
     piles: dict[tuple[int, int], list[int]] = {}
     for at, (x, (_, y)) in enumerate(zip(across, points, strict=True)):
         piles.setdefault((round(x / widths[0] / SAME_PLACE), round(y / widths[1] / SAME_PLACE)), []).append(at)
-    moved = list(points)
+    places = list(points)
     for pile in piles.values():
         for place, at in enumerate(pile if len(pile) > 1 else []):
             x = across[at] + (place - (len(pile) - 1) / 2) * APART * widths[0]
-            moved[at] = (math.exp(x) if logarithmic else x, points[at][1])
-    return moved
+            places[at] = (math.exp(x) if logarithmic else x, points[at][1])
+    return places
 
 
 def _draw_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
@@ -293,11 +293,11 @@ def accuracy_against_parameters(rows: Rows, *, unit: str = "pp", scale: float = 
     must(all(row["personal"] > 0 for row in rows), "rows", "parts with personal parameters", "one with none")
     figure, axes = make_axes(5.0, x="personal parameters", y=_label_change(unit), title=title)
     _draw_zero(axes)
-    seen: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for i, row in enumerate(rows):
         y = scale * row["difference"]
-        x = row["personal"] * BESIDE ** seen.get(row["personal"], 0)  # as many parameters: side by side
-        seen[row["personal"]] = seen.get(row["personal"], 0) + 1
+        x = row["personal"] * BESIDE ** counts.get(row["personal"], 0)  # as many parameters: side by side
+        counts[row["personal"]] = counts.get(row["personal"], 0) + 1
         bars = None if row["low"] is None else [[y - scale * row["low"]], [scale * row["high"] - y]]
         mark, colour = MARKS[i % len(MARKS)], COLOURS[i % len(COLOURS)]
         label = f"{row['row']}: {row['personal']:,} ({100 * row['share']:.3g}% of all)"

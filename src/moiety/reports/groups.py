@@ -30,7 +30,7 @@ def group_results(folders: Sequence[Path], results: Sequence[Result]) -> list[Gr
     places: list[Path] = []
     for folder, result in zip(folders, results, strict=True):
         key, seed = _describe(result.config), int(result.config["run"].get("seed", 0))
-        group = next((each for known, each in groups if known == key and seed not in each.results), None)
+        group = next((each for other, each in groups if other == key and seed not in each.results), None)
         if group is None:
             own = folder.resolve()
             name = own.parent.name if own.name == f"seed-{seed}" else result.name
@@ -89,9 +89,9 @@ def check_alike(first: Result, other: Result) -> None:
         must(ours == theirs, name, same, f"{ours} and {theirs} in {pair}")
     ours, theirs = first.config.get("data", {}), other.config.get("data", {})
     odd = sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key))
-    shown = " and ".join(f"{key} {table.get(key, 'none')!s:.40}" for key in odd[:1] for table in (ours, theirs))
-    must(not odd, "data", same, f"{shown} in {pair}", "Clients of different data cannot be compared.")
+    difference = " and ".join(f"{key} {table.get(key, 'none')!s:.40}" for key in odd[:1] for table in (ours, theirs))
+    must(not odd, "data", same, f"{difference} in {pair}", "Clients of different data cannot be compared.")
     clients = [{str(row["client"]) for row in result.clients} for result in (first, other)]
-    unpaired = sorted(clients[0] ^ clients[1])
-    got = f"{list_names(unpaired, 3)} in only one of {pair}"
-    must(not unpaired, "clients", same, got, "Clients of different data cannot be compared.")
+    singles = sorted(clients[0] ^ clients[1])
+    names = f"{list_names(singles, 3)} in only one of {pair}"
+    must(not singles, "clients", same, names, "Clients of different data cannot be compared.")

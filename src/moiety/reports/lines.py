@@ -83,8 +83,8 @@ def courses(
     figure, axes = make_axes(5.5, x=across, y=label, title=title)
     for (name, lines), colour, stroke in zip(series.items(), COLOURS, STROKES, strict=False):
         for seed, (x, y) in enumerate(lines):
-            once = name if seed == 0 else None
-            axes.plot(x, [scale * v for v in y], color=colour, linestyle=stroke, linewidth=1.6, label=once)
+            legend = name if seed == 0 else None
+            axes.plot(x, [scale * v for v in y], color=colour, linestyle=stroke, linewidth=1.6, label=legend)
     ends = [max(x) for lines in series.values() for x, _ in lines]
     if min(ends) > 0 and max(ends) > 10 * min(ends):
         use_logarithm(axes)

@@ -70,15 +70,15 @@ def bound_gains(new: np.ndarray, old: np.ndarray, rows: np.ndarray, metric: str,
 def _counts_rows(shares: np.ndarray, rows: np.ndarray) -> bool:
     """Whether the shares of all clients are those of whole rows; of tokens, or of weighted rows, they are not."""
     right = shares * rows
-    known = right[np.isfinite(right)]
-    return bool(np.allclose(known, np.rint(known), atol=1e-3))
+    counts = right[np.isfinite(right)]
+    return bool(np.allclose(counts, np.rint(counts), atol=1e-3))
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
     if not all(math.isfinite(value) for value in values):
         return math.nan, math.nan
-    over = interval([float(value) for value in values])
-    return float(over.low or over.mean), float(over.high or over.mean)
+    span = interval([float(value) for value in values])
+    return float(span.low or span.mean), float(span.high or span.mean)
 
 
 def read_ends(rows: Sequence[dict[str, Any]]) -> Ends | None:
@@ -98,6 +98,6 @@ def judge_gains(gains: np.ndarray, ends: Ends | None) -> list[str]:
     if ends is None:
         return [UNKNOWN] * len(gains)
     low, high = ends
-    known = np.isfinite(gains) & np.isfinite(low + high)
+    finite = np.isfinite(gains) & np.isfinite(low + high)
     verdicts = np.where(low > 0, HELPED, np.where(high < 0, HURT, UNCLEAR))
-    return [str(word) for word in np.where(known, verdicts, UNKNOWN)]
+    return [str(word) for word in np.where(finite, verdicts, UNKNOWN)]

@@ -27,8 +27,8 @@ SHARED_ALONE = "shared alone: the shared model with the personal part as it was 
 
 def summarise_end(result: Result) -> str:
     """How a run ended, as the command prints it."""
-    explained = f"{SHARED_ALONE}; a gain above 0 is for the better"
-    return "\n".join([print_plain(scores(result)), f"{explained}\n", print_plain(costs(result)), "", sentence(result)])
+    caption = f"{SHARED_ALONE}; a gain above 0 is for the better"
+    return "\n".join([print_plain(scores(result)), f"{caption}\n", print_plain(costs(result)), "", sentence(result)])
 
 
 def html_of(result: Result) -> str:
@@ -62,8 +62,8 @@ def score_rows(result: Result) -> list[list[str]]:
     ]
     for name in sets_of(result):
         values = [result.last[f"{name}_pooled"], result.last[f"{SHARED}{name}_pooled"]]
-        shown = ["-" if value is None else format_metric(value, name) for value in values]
-        rows.append([f"{name}, {examples} together", *shown, ""])
+        texts = ["-" if value is None else format_metric(value, name) for value in values]
+        rows.append([f"{name}, {examples} together", *texts, ""])
     worst = format_metric(personal["worst_decile"], metric), format_metric(shared["worst_decile"], metric)
     rows.append([f"{metric}, worst tenth of clients", *worst, ""])
     return rows
@@ -71,7 +71,7 @@ def score_rows(result: Result) -> list[list[str]]:
 
 def costs(result: Result) -> Table:
     """Who was helped and hurt, and what the run cost."""
-    change, cost, dropped = result.versus_shared, result.ledger, result.dropped
+    change, cost, drops = result.versus_shared, result.ledger, result.dropped
     untested = len(result.clients) - change.clients
     hurt = name_hurt(change, result.metric)
     undefined = [(name, result.last[f"{name}_undefined"]) for name in sets_of(result)]
@@ -90,7 +90,7 @@ def costs(result: Result) -> Table:
         *([f"{name} not defined", f"for {format_count(count, 'client')}"] for name, count in undefined if count),
         *newcomers,
         *([["classes", _show_classes(result)]] if result.class_names else []),
-        *([["updates dropped", f"{len(dropped)}, as round:client {list_names(dropped, SHOWN)}"]] if dropped else []),
+        *([["updates dropped", f"{len(drops)}, as round:client {list_names(drops, SHOWN)}"]] if drops else []),
         ["sent down, up", f"{format_amount(cost['down_payload'], 'B')}, {format_amount(cost['up_payload'], 'B')}"],
         ["local training", format_amount(cost["flops"], "FLOP")],
         ["memory per device", format_amount(cost["device_memory"], "B")],
@@ -160,9 +160,16 @@ def stages_table(results: Sequence[Result]) -> Table:
         if at:
             change = versus(column(result.clients), column(results[at - 1].clients), higher_is_better=higher)
             changes = [format_gain(change.mean, metric), *count_changes(change)]
-        sent = format_amount(cost["down_payload"] + cost["up_payload"], "B")
+        traffic = format_amount(cost["down_payload"] + cost["up_payload"], "B")
         rows.append(
-            [make_printable(result.name), result.part_name("split"), str(result.last["round"]), *values, *changes, sent]
+            [
+                make_printable(result.name),
+                result.part_name("split"),
+                str(result.last["round"]),
+                *values,
+                *changes,
+                traffic,
+            ]
         )
     heads = ["stage", "split", "rounds", metric, "client\nmean", "worst\ntenth"]
     return table([*heads, "gain", "better", "equal", "worse", "sent"], rows, text=(0, 1))

@@ -36,8 +36,8 @@ def format_gain(number: float, metric: str) -> str:
     """
     if not math.isfinite(number):
         return "-"
-    shown = f"{100 * number:+.1f}" if is_percentage(metric) else f"{number:+.4g}"
-    return shown if float(shown) else shown[1:]
+    text = f"{100 * number:+.1f}" if is_percentage(metric) else f"{number:+.4g}"
+    return text if float(text) else text[1:]
 
 
 def list_names(names: Sequence[str], limit: int = 10) -> str:
@@ -46,8 +46,8 @@ def list_names(names: Sequence[str], limit: int = 10) -> str:
     >>> list_names(["3", "14", "15"]), list_names(["3", "14", "15"], limit=2)
     ('3, 14, 15', '3, 14 and 1 more')
     """
-    shown = ", ".join(make_printable(name) for name in names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+    text = ", ".join(make_printable(name) for name in names[:limit])
+    return text if len(names) <= limit else f"{text} and {len(names) - limit} more"
 
 
 def make_printable(name: str) -> str:

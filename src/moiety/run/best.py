@@ -80,8 +80,8 @@ def check_kept(place: Path, run: str) -> Path:
     """The checkpoint of a round that was kept; refuse a place that has lost it, or has that of another round."""
     newest = find_checkpoint(place)
     check_newest(place, newest, run)
-    got = f"{newest.name if newest else 'none'} in {place}"
-    must(newest is not None and newest.name == place.name, "best", f"the models of {place.name}", got, RESTORE)
+    fault = f"{newest.name if newest else 'none'} in {place}"
+    must(newest is not None and newest.name == place.name, "best", f"the models of {place.name}", fault, RESTORE)
     assert newest is not None
     return newest
 
@@ -90,10 +90,10 @@ def restore_round(run: Run, round: int) -> None:
     """Go back to the models of a round that was kept; the ledger, and what privacy has cost, are of all rounds."""
     now = run._loop.progress
     if run.folder is None:
-        kept = run._kept[round]
+        progress = run._kept[round]
     else:
-        kept = open_kept(run._loop, place_of(run.folder, round), files.read_identity(run.folder))
-    run._loop.progress = replace(kept, ledger=now.ledger, dropped=[], privacy=now.privacy)
+        progress = open_kept(run._loop, place_of(run.folder, round), files.read_identity(run.folder))
+    run._loop.progress = replace(progress, ledger=now.ledger, dropped=[], privacy=now.privacy)
 
 
 def open_kept(loop: Loop, place: Path, identity: dict[str, Any]) -> Progress:

@@ -97,8 +97,8 @@ def fill_sizes(model: Spec, data: FederatedData, options: Options) -> Spec:
         regression = is_regression(options.loss) or (options.loss is None and labels.dtype.kind == "f")
         width = math.prod(labels.shape[1:]) if regression or data.classes is None else data.classes
         sizes["outputs"] = sizes["classes"] = int(width)
-    known = inspect.signature(MODELS[model["name"]]).parameters
-    return {**{key: size for key, size in sizes.items() if key in known}, **model}
+    parameters = inspect.signature(MODELS[model["name"]]).parameters
+    return {**{key: size for key, size in sizes.items() if key in parameters}, **model}
 
 
 def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Split:
@@ -108,10 +108,10 @@ def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Spli
 
 def suit_run(algorithm: Algorithm, options: Options) -> Algorithm:
     """The algorithm with what it leaves to the loss or to the seed; a file knows it by what the user gave."""
-    suited = algorithm.posterior.for_loss(options.loss) if algorithm.posterior else None
+    variant = algorithm.posterior.for_loss(options.loss) if algorithm.posterior else None
     if algorithm.sparsity and algorithm.sparsity.for_seed:
-        suited = algorithm.sparsity.for_seed(options.seed)
-    return algorithm if suited is None else replace(suited, spec=algorithm.spec)
+        variant = algorithm.sparsity.for_seed(options.seed)
+    return algorithm if variant is None else replace(variant, spec=algorithm.spec)
 
 
 def make_problem(
@@ -130,8 +130,8 @@ def make_problem(
     settings, device = options.settings, check_device(options.settings.device)
     if split is None:
         hint = "For instance split=moiety.split.output_layer(model)."
-        known = algorithm.default_split is not None and isinstance(model, nn.Module)
-        must(known, "split", f"given for {algorithm.name} and {type(model).__name__}", "nothing", hint)
+        fits = algorithm.default_split is not None and isinstance(model, nn.Module)
+        must(fits, "split", f"given for {algorithm.name} and {type(model).__name__}", "nothing", hint)
         split = split_from(str(algorithm.default_split), cast(nn.Module, model))
     inputs: tuple[str, ...] = ()
     loss = None

@@ -43,6 +43,19 @@ class BestCheckpoint(Callback):
     Args:
         metric: the column of the history that decides, such as ``loss``, ``worst_decile`` or ``auroc_pooled``; by
             default the run's metric.
+
+    Every round is as good as the first here, so the first is kept:
+
+    >>> import tempfile
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": y}}, test=0.25)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     options = {"rounds": 3, "engine": "sequential", "callbacks": [mo.callbacks.BestCheckpoint()]}
+    ...     _ = mo.fit(mo.models.linear(1, 2), fed, mo.fedavg(shared=0.5), **options, out=f"{folder}/run")
+    ...     mo.load(f"{folder}/run", best=True)
+    Run(fedavg, 1 rounds, 2 clients; test accuracy 1)
     """
 
     def __init__(self, metric: str | None = None) -> None:
@@ -112,11 +125,11 @@ class EarlyStopping(BestCheckpoint):
         best = self.best_round(run)
         if self.restore_best:
             run._ends_with = best
-        waited = sum(row["round"] > (best or 0) and row["round"] >= self.since for row in run.history)
-        if waited < self.patience:
+        count = sum(row["round"] > (best or 0) and row["round"] >= self.since for row in run.history)
+        if count < self.patience:
             return False
         since = "at all" if best is None else f"since round {best}"
-        run.stopped = f"no better {self.metric} in {waited} evaluations, {since}; a larger patience would train on"
+        run.stopped = f"no better {self.metric} in {count} evaluations, {since}; a larger patience would train on"
         return True
 
 
@@ -141,10 +154,12 @@ def is_higher_better(name: str, run: Run) -> bool:
     if base.endswith("loss"):
         return False
     metrics: list[Metric | SetMetric] = [task.metric, *task.sets]
-    known = {**HIGHER, **{metric.name: metric.higher_is_better for metric in metrics}}
-    if base not in known:
-        refuse("metric", "a column of the history that can be better or worse", name, f"As {', '.join(known)}, loss.")
-    higher = known[base]
+    directions = {**HIGHER, **{metric.name: metric.higher_is_better for metric in metrics}}
+    if base not in directions:
+        refuse(
+            "metric", "a column of the history that can be better or worse", name, f"As {', '.join(directions)}, loss."
+        )
+    higher = directions[base]
     return task.deciding.higher_is_better if higher is None else higher
 
 

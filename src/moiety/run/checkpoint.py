@@ -142,13 +142,13 @@ def check_newest(folder: Path, newest: Path | None, run: str) -> dict[str, Any]:
     if not (folder / PROGRESS).exists():
         return {}
     hint = "Remove it if the checkpoint is the newest: that has checksums of its own."
-    noted = read_sealed(folder / PROGRESS, run, ["round"], hint)
-    last = noted["round"]
+    note = read_sealed(folder / PROGRESS, run, ["round"], hint)
+    last = note["round"]
     must(is_whole(last), PROGRESS, "as it was written", f"round {last!r:.40} in {folder}", hint)
-    done = round_of(newest) if newest else 0
-    got = f"one of round {done} in {folder}" if newest else f"none in {folder}"
-    must(done >= last, "checkpoint", f"of round {last}, which {PROGRESS} names", got, START_AGAIN)
-    return noted
+    round = round_of(newest) if newest else 0
+    fault = f"one of round {round} in {folder}" if newest else f"none in {folder}"
+    must(round >= last, "checkpoint", f"of round {last}, which {PROGRESS} names", fault, START_AGAIN)
+    return note
 
 
 def round_of(path: Path) -> int:
@@ -166,8 +166,8 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
         progress.privacy = PrivacyState.from_dict(state["privacy"]) if "privacy" in state else None
     if progress.in_transit is not None:
         device = next((x.device for x in tree.values(progress.server) if isinstance(x, Tensor)), None)
-        placed = {file: {name: x.to(device) for name, x in some.items()} for file, some in files.items()}
-        unpack_in_transit(progress.in_transit, state.get("in_transit", {}), placed, progress.store.first())
+        tensors = {file: {name: x.to(device) for name, x in some.items()} for file, some in files.items()}
+        unpack_in_transit(progress.in_transit, state.get("in_transit", {}), tensors, progress.store.first())
     # The run may have been killed while these were being settled; settling them again does no harm.
     progress.store.restart(state["round"], changes, state["index"])
     progress.server, progress.round = server, state["round"]
@@ -177,12 +177,12 @@ def load_checkpoint(path: Path, progress: Progress, identity: dict[str, Any]) ->
 def read_checkpoint(path: Path, run: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """The state and the tensors by file of a checkpoint of that run, each compared with its checksum."""
     state = read_sealed(path / STATE, run, (*KEYS, "index", "before"), START_AGAIN)
-    odd = [key for key, wanted in KEYS.items() if not isinstance(state[key], wanted)]
+    odd = [key for key, kind in KEYS.items() if not isinstance(state[key], kind)]
     odd = odd or [f"ledger.{key}" for key in Ledger().as_dict().keys() ^ state["ledger"].keys()]
     must(not odd, "checkpoint", "as it was written", f"another {''.join(odd[:1])} in {path / STATE}", START_AGAIN)
     same = state["round"] == round_of(path)
     must(same, "checkpoint", f"of round {round_of(path)}", f"round {state['round']} in {path / STATE}", START_AGAIN)
-    files = {name: read_tensors(path / name, wanted, START_AGAIN) for name, wanted in state["files"].items()}
+    files = {name: read_tensors(path / name, checksum, START_AGAIN) for name, checksum in state["files"].items()}
     _check_content(state, files, path)
     return state, files
 
@@ -224,10 +224,10 @@ def store_first_states(progress: Progress, states: Mapping[int, Tree]) -> None:
         progress.store.settle(progress.store.changes(0))
 
 
-def read_tensors(path: Path, wanted: str, hint: str = "", name: str = "") -> dict[str, Tensor]:
+def read_tensors(path: Path, checksum: str, hint: str = "", name: str = "") -> dict[str, Tensor]:
     """The tensors of a file that must hash to ``wanted``; ``hint`` and ``name`` are for the message otherwise."""
     with report_unreadable(path, hint, name):
         content = path.read_bytes()
-        if digest(content) != wanted:
+        if digest(content) != checksum:
             raise ValueError(f"{len(content)} other bytes")
         return load(content)

@@ -44,15 +44,15 @@ def check_kinds(model: object, data: object, algorithm: object, split: object) -
 
 def check_split(algorithm: Algorithm, split: Split) -> None:
     """Raise unless the algorithm can work with this split."""
-    got = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
+    counts = f"{len(split.trained_shared)} shared and {len(split.trained_personal)} personal parameters"
     other = f"Use split {algorithm.needs}, or an algorithm other than {algorithm.name}."
-    fits, wanted, hint = {
+    fits, content, hint = {
         "nothing": (not split.trained_personal, "nothing personal", other),
         "everything": (not split.shared, "nothing shared", other),
         "personal": (bool(split.trained_personal), "something personal", "As split everything, or output_layer."),
     }.get(algorithm.needs, (True, "", ""))
-    must(fits, "split", f"one with {wanted} for {algorithm.name}", got, hint)
-    must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", got)
+    must(fits, "split", f"one with {content} for {algorithm.name}", counts, hint)
+    must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", counts)
 
 
 def match_columns(argument: str, given: Mapping[str, Any], run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -96,20 +96,20 @@ def check_model(problem: Problem, inputs: tuple[str, ...], loss: object) -> None
         if task.metric in OF_CLASSES and "y" in columns:  # the loss may be the user's own
             check_positions(columns["y"], output)
         own = OWN_LOSS if callable(loss) else ""
-        fitting = f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"
-        with report_errors("loss", fitting, hint=own):
+        constraint = f"one that fits the model's output {tuple(output.shape[1:])} and the columns {shapes}"
+        with report_errors("loss", constraint, hint=own):
             losses, metrics = task.scores(task.init, batch)
         with report_errors("model", "one that can be run in training mode as well"):
-            trained, _ = task.loss(task.init, batch)
+            training_losses, _ = task.loss(task.init, batch)
         with report_errors("metric.weight", f"a function of a batch with the columns {shapes}"):
             weights = metrics if task.metric.weight is None else task.metric.weight(batch)
-    for name, values in (("loss", losses), ("metric", metrics), ("loss", trained), ("metric.weight", weights)):
+    for name, values in (("loss", losses), ("metric", metrics), ("loss", training_losses), ("metric.weight", weights)):
         fits = isinstance(values, torch.Tensor) and tuple(values.shape) == (2,)
-        got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+        form = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
         hint = own if name == "loss" else ""
-        must(fits, name, "one number per example", f"{got} for 2 examples", hint)
-    counted = bool((weights >= 0).all()) and bool(torch.isfinite(weights).all())
-    must(task.metric.weight is None or counted, "metric.weight", "finite and >= 0", weights.tolist())
+        must(fits, name, "one number per example", f"{form} for 2 examples", hint)
+    usable = bool((weights >= 0).all()) and bool(torch.isfinite(weights).all())
+    must(task.metric.weight is None or usable, "metric.weight", "finite and >= 0", weights.tolist())
 
 
 def check_indices(problem: Problem, inputs: tuple[str, ...]) -> None:
@@ -129,9 +129,9 @@ def check_indices(problem: Problem, inputs: tuple[str, ...]) -> None:
                     problem.task.predict(problem.task.init, batch)
             except IndexError:
                 owner = int(np.argmax((problem.data.bounds[:, 0] <= row) & (row < problem.data.bounds[:, 3])))
-                got = f"{int(value)} (client {str(problem.data.ids[owner])!r}, row {row})"
+                fault = f"{int(value)} (client {str(problem.data.ids[owner])!r}, row {row})"
                 hint = "Number what it stands for from 0, or give the model more entries."
-                refuse(f"columns.{name}", "of indices that the model has entries for", got, hint)
+                refuse(f"columns.{name}", "of indices that the model has entries for", fault, hint)
             except Exception:
                 return  # the model does not take such rows at all, as ``check_model`` says
 
@@ -148,9 +148,9 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
         check_turn(phase, int(sizes.max(initial=1)))
     if not problem.task.mixes_examples or _trains_on_one(problem):
         return
-    wanted = "at least two training rows for every client, as BatchNorm cannot train on one"
-    got = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
-    must(not (sizes == 1).any(), "data", wanted, got, "Leave such clients out, or normalise with GroupNorm.")
+    constraint = "at least two training rows for every client, as BatchNorm cannot train on one"
+    fault = f"1 for client {data.ids[int(np.argmax(sizes == 1))]}"
+    must(not (sizes == 1).any(), "data", constraint, fault, "Leave such clients out, or normalise with GroupNorm.")
     for phase in algorithm.phases.values():
         lone = has_lone_batch(phase, sizes)
         if lone.any():
@@ -159,10 +159,10 @@ def check_clients(problem: Problem, algorithm: Algorithm) -> None:
             larger = (phase._replace(batch_size=size * pieces) for size in range(rows + 1, int(sizes.max()) + 1))
             fits = next((each for each in larger if not has_lone_batch(each, sizes).any()), None)
             hint = f"The next that fits is {fits.batch_size // pieces}." if fits else "Leave out accumulate."
-            wanted = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
+            constraint = "one that leaves no client a batch of one row, which BatchNorm cannot train on"
             size = f"{rows} (times {pieces})" if pieces > 1 else rows
-            got = f"{'all' if phase.batch_size == WHOLE else size} for the {sizes[at]} rows of client {data.ids[at]}"
-            refuse("batch_size", wanted, got, hint)
+            fault = f"{'all' if phase.batch_size == WHOLE else size} for the {sizes[at]} rows of client {data.ids[at]}"
+            refuse("batch_size", constraint, fault, hint)
 
 
 def check_range(columns: Mapping[str, np.ndarray], dtype: torch.dtype) -> None:
@@ -179,8 +179,8 @@ def check_turn(phase: Phase, most: int) -> None:
     """Raise where a client's turn goes through more rows than a plan can hold; a client has at ``most`` so many."""
     name, rows = "steps" if phase.epochs is None else "epochs", count_rows(phase, most)
     if rows > ROWS:
-        got = f"{getattr(phase, name):,}, or {rows:,} rows"
-        refuse(name, f"such that a client's turn has at most {ROWS:,} rows", got, "Use more rounds instead.")
+        length = f"{getattr(phase, name):,}, or {rows:,} rows"
+        refuse(name, f"such that a client's turn has at most {ROWS:,} rows", length, "Use more rounds instead.")
 
 
 def _trains_on_one(problem: Problem) -> bool:
@@ -224,22 +224,22 @@ def check_targets(loss: object, columns: Batch, data: FederatedData, output: tor
 def check_tokens(columns: Batch) -> None:
     """Raise unless there are tokens of sequences, of which a causal language model predicts the next."""
     tokens = next((columns[name] for name in ("y", "input_ids", "x") if name in columns), None)
-    got = "none" if tokens is None else f"{tokens.dtype} of shape {tuple(tokens.shape[1:])}"
+    form = "none" if tokens is None else f"{tokens.dtype} of shape {tuple(tokens.shape[1:])}"
     fits = tokens is not None and tokens.dim() == 2 and not tokens.is_floating_point()
-    must(fits, "data", "whole-numbered tokens [rows, positions] in input_ids (or y) for loss next_token", got)
+    must(fits, "data", "whole-numbered tokens [rows, positions] in input_ids (or y) for loss next_token", form)
 
 
 def check_positions(y: torch.Tensor, output: torch.Tensor) -> None:
     """Raise unless each row of outputs has a label: one per example, or one per position of a sequence."""
     must(output.dim() > 1, "model", "one with an output for each class", "one number per example")
-    wanted, got, classes = tuple(output.shape[1:-1]), tuple(y.shape[1:]), output.shape[-1]
+    expected, shape, classes = tuple(output.shape[1:-1]), tuple(y.shape[1:]), output.shape[-1]
     hint = "In sequences every position has outputs and a label."
-    if got == (*wanted, 1):
-        hint = f"Take the last axis away, as in {'y[..., 0]' if wanted else 'y[:, 0]'}."
-    elif got == (*wanted, classes):
+    if shape == (*expected, 1):
+        hint = f"Take the last axis away, as in {'y[..., 0]' if expected else 'y[:, 0]'}."
+    elif shape == (*expected, classes):
         hint = "Where labels are one-hot, give y.argmax(-1); for shares of classes, a loss and a metric of your own."
     outputs = tuple(output.shape[1:])
-    must(got == wanted, "y", f"of shape {wanted} per example for outputs of {outputs}, classes last", got, hint)
+    must(shape == expected, "y", f"of shape {expected} per example for outputs of {outputs}, classes last", shape, hint)
 
 
 def check_values(y: torch.Tensor, data: FederatedData, targets: str, loss: str) -> None:
@@ -250,8 +250,8 @@ def check_values(y: torch.Tensor, data: FederatedData, targets: str, loss: str) 
     if bool(odd.any()):
         row = int(odd.reshape(len(y), -1).any(1).nonzero()[0])
         client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
-        wanted = "0 or 1" if targets == "binary" else ">= 0"
-        refuse("y", f"{wanted} for loss {loss}", f"{y[row].tolist()} for client {data.ids[client]}")
+        constraint = "0 or 1" if targets == "binary" else ">= 0"
+        refuse("y", f"{constraint} for loss {loss}", f"{y[row].tolist()} for client {data.ids[client]}")
 
 
 def check_regression(y: torch.Tensor, output: torch.Tensor, loss: str = "mse") -> None:
@@ -261,8 +261,8 @@ def check_regression(y: torch.Tensor, output: torch.Tensor, loss: str = "mse") -
         hint = WHOLE_LABELS if bool((y == y.round()).all()) else "The model needs an output for each number of y."
     same = output.shape[1:].numel() == y.shape[1:].numel()
     default = ", the default where y is floating" if loss == "mse" else ""
-    wanted = f"one whose outputs have the shape {tuple(y.shape[1:])} of y for loss {loss}{default}"
-    must(same, "model", wanted, f"outputs of {tuple(output.shape[1:])}", hint)
+    constraint = f"one whose outputs have the shape {tuple(y.shape[1:])} of y for loss {loss}{default}"
+    must(same, "model", constraint, f"outputs of {tuple(output.shape[1:])}", hint)
 
 
 def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
@@ -275,17 +275,17 @@ def check_labels(y: torch.Tensor, data: FederatedData, classes: int) -> None:
         odd = low if low < 0 else high
         row = int((y.reshape(len(y), -1) == odd).any(1).nonzero()[0])
         client = int(np.searchsorted(data.bounds[:, 3], row, side="right"))
-        got = f"{odd} for client {data.ids[client]}"
+        fault = f"{odd} for client {data.ids[client]}"
         hint = "Give the model two outputs, one for each class, or a loss of your own for one." if classes == 1 else ""
-        refuse("y", f"a label from 0 to {classes - 1}, the model's outputs", got, hint)
+        refuse("y", f"a label from 0 to {classes - 1}, the model's outputs", fault, hint)
 
 
 def check_transcripts(columns: Batch, output: torch.Tensor) -> None:
     """Raise unless the columns suit CTC: y padded at its end, without the blank, and how many frames of x are real."""
     must(output.dim() == 3, "model", "one that gives logits [frames, labels] for ctc", tuple(output.shape[1:]))
     for name, axes in (("x", 2), ("y", 2), ("frames", 1)):
-        got = tuple(columns[name].shape) if name in columns else "none"
-        must(name in columns and columns[name].dim() >= axes, "data", f"a column {name} for ctc", got)
+        shape = tuple(columns[name].shape) if name in columns else "none"
+        must(name in columns and columns[name].dim() >= axes, "data", f"a column {name} for ctc", shape)
     y, frames, width = columns["y"], columns["frames"], columns["x"].shape[1]
     must(not bool((y == BLANK).any()), "y", "labels from 1 for ctc", BLANK, "Output 0 is the blank.")
     real = y != IGNORED

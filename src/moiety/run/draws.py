@@ -65,11 +65,11 @@ def draw_enough(
     phases = {name: phase for name, phase in adapt_phases(algorithm).items() if name == "sample"}
     phases["sample"] = phases["sample"]._replace(steps=CHUNK)
     pieces: list[list[Params]] = [[] for _ in clients]
-    now, done = list(states), [False] * len(clients)
+    now, complete = list(states), [False] * len(clients)
     results: list[Draws] = [Draws({}, 0.0, math.inf)] * len(clients)
-    look, turn = max(FIRST_LOOK * draws, LEAST_DRAWS), 0
-    while not all(done):
-        some = [i for i, end in enumerate(done) if not end]
+    length, turn = max(FIRST_LOOK * draws, LEAST_DRAWS), 0
+    while not all(complete):
+        some = [i for i, end in enumerate(complete) if not end]
         jobs = problem.make_jobs(
             phases, [clients[i] for i in some], [now[i] for i in some], "draw", round, turn, part="train"
         )
@@ -79,14 +79,14 @@ def draw_enough(
             pieces[i].append(tree.clone(points))
             now[i] = tree.clone(state)
         turn += 1
-        if turn * CHUNK < look:
+        if turn * CHUNK < length:
             continue
-        look = min(2 * look, LONGEST * draws)
+        length = min(2 * length, LONGEST * draws)
         for i in some:
             chain = {name: torch.cat([piece[name] for piece in pieces[i]]) for name in pieces[i][0]}
             effective, rhat = judge_draws(chain)
-            done[i] = effective >= draws or turn * CHUNK >= LONGEST * draws
-            if done[i]:
+            complete[i] = effective >= draws or turn * CHUNK >= LONGEST * draws
+            if complete[i]:
                 ends = torch.from_numpy(np.linspace(0, turn * CHUNK, draws + 1)[1:].astype(int) - 1)
                 thin = {name: z[ends.to(z.device)] for name, z in chain.items()}
                 diverges = bool(algorithm.posterior.report(now[i]).get("diverges", False))
@@ -113,7 +113,7 @@ def add_chain_columns(loop: Loop, rows: Sequence[Row]) -> None:
     if posterior is None or not loop.keeps_states or loop.on_devices:
         return
     received = loop.problem.broadcast(loop.algorithm, loop.progress.server)
-    owners, index, lost = set(store.owners()), loop.problem.data.index, []
+    owners, index, failures = set(store.owners()), loop.problem.data.index, []
     names = ("effective_draws", "rhat", *posterior.report(loop.problem.first_state(loop.algorithm)))
     for row in rows:
         row.update(dict.fromkeys(names))
@@ -123,10 +123,10 @@ def add_chain_columns(loop: Loop, rows: Sequence[Row]) -> None:
             effective, rhat = judge_draws(posterior.samples(received, state))
             row.update(posterior.report(state))
             row.update(effective_draws=or_none(effective), rhat=or_none(rhat))
-            lost += [row["client"]] if row.get("diverges") else []
-    if lost:
-        some = ", ".join(lost[:3]) + (", ..." if len(lost) > 3 else "")
-        text = f"The chains of {len(lost)} of {len(rows)} clients left their density in their last turn: {some}."
+            failures += [row["client"]] if row.get("diverges") else []
+    if failures:
+        some = ", ".join(failures[:3]) + (", ..." if len(failures) > 3 else "")
+        text = f"The chains of {len(failures)} of {len(rows)} clients left their density in their last turn: {some}."
         loop.problem.warn_once([f"{text} Make the kernel's step smaller, or let mo.kernel.mala() find it."])
 
 

@@ -96,8 +96,8 @@ class _Personalised(BaseEstimator):  # type: ignore[misc]
         names = np.full(len(rows), ONE) if groups is None else column_or_1d(groups)
         check_consistent_length(rows, names)
         clients = [str(name) for name in self.groups_.tolist()]
-        known = {name: at for at, name in enumerate(clients)}
-        owners = np.array([known.get(str(name), -1) for name in names.tolist()])
+        places = {name: at for at, name in enumerate(clients)}
+        owners = np.array([places.get(str(name), -1) for name in names.tolist()])
         for owner in np.unique(owners):
             own = np.flatnonzero(owners == owner)
             if owner >= 0:
@@ -169,6 +169,12 @@ class PersonalisedRegressor(RegressorMixin, _Personalised):  # type: ignore[misc
 
     Arguments and attributes are those of ``PersonalisedClassifier``. Rates suit features and targets of a size near 1:
     scale them, for instance with ``StandardScaler`` and ``TransformedTargetRegressor``.
+
+    >>> x, sites = np.array([[-1.0], [1.0]] * 20), np.repeat(["a", "b"], 20)
+    >>> y = np.where(sites == "a", x[:, 0], -x[:, 0])                 # at site b it goes the other way round
+    >>> fitted = PersonalisedRegressor(rounds=30).fit(x, y, groups=sites)
+    >>> fitted.predict([[1.0], [1.0]], groups=["a", "b"]).round(1).tolist()
+    [1.0, -1.0]
     """
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:

@@ -35,8 +35,8 @@ def examine(run: Run) -> Result:
     """
     result = replace(run.result(), versions=environment(run._loop.problem.device.type))
     if run._without_data:
-        kept = read_calibration(run.folder, run._loop.progress.run) if run.folder else []
-        return replace(result, calibration=kept)
+        rows = read_calibration(run.folder, run._loop.progress.run) if run.folder else []
+        return replace(result, calibration=rows)
     if len(run.clients) <= SCORED and not run._loop.problem.task.set_decides:
         result = replace(result, clients=_add_ends(run, str(run.last["part"])))
     return replace(result, calibration=measure_calibration(run))
@@ -86,8 +86,8 @@ def predict_part(
     run._need_data()
     check_part(data, part, "part")
     chooser, predictions = Chooser.of(loop, run._loss, run._guard), {}
-    tested = np.flatnonzero(data.sizes(part))
-    for at in tested if most is None else tested[:: -(-len(tested) // most) or 1]:
+    clients = np.flatnonzero(data.sizes(part))
+    for at in clients if most is None else clients[:: -(-len(clients) // most) or 1]:
         rows = data.at(int(at), part)
         columns = input_columns(loop.problem, inputs, {name: rows[name] for name in inputs or rows})
         several = draws is not None and loop.algorithm.posterior is not None

@@ -101,13 +101,13 @@ def fit(
     >>> [(row["client"], row["metric"]) for row in run.clients]
     [('a', 1.0), ('b', 1.0)]
     """
-    heard = Callbacks(callbacks)
+    listeners = Callbacks(callbacks)
     check_kinds(model, data, algorithm, split)
     rare = Settings() if settings is None else settings
     options = Options(rounds, cohort, seed, engine, loss, metric, start, rare, safeguard)
     clock, folder, run = options.settings.clock, None, ""
     name = Path(out).name if isinstance(out, str | os.PathLike) else algorithm.name
-    with show_progress(progress, name) as shown, contextlib.ExitStack() as locked:
+    with show_progress(progress, name) as displays, contextlib.ExitStack() as stack:
         log.info("checking model and data")
         options = complete_options(options, model, data, algorithm)
         algorithm = suit_run(algorithm, options)
@@ -129,18 +129,20 @@ def fit(
             "algorithm": table_of(algorithm, algorithm.name),
             **option_tables(options),
         }
-        locked.enter_context(lock_folder(None if out is None else files.make_run_folder(out)))
+        stack.enter_context(lock_folder(None if out is None else files.make_run_folder(out)))
         states = {} if earlier is None else take_over_states(problem, algorithm, earlier)
         if out is not None:
             log.info("writing what the run begins with")
             identity = new_identity(problem, algorithm, options)
-            fitted = data.preprocessing.as_dict() if data.preprocessing else None
+            recipe = data.preprocessing.as_dict() if data.preprocessing else None
             schema = files.describe_schema(data) if "own" in config["data"] else None
-            folder, run = files.create_run(out, config, problem.task.init, identity, states, fitted, schema)
-        began = begin_progress(problem, algorithm, folder, clock, run)
-        store_first_states(began, states)
-        began.privacy = private
+            folder, run = files.create_run(out, config, problem.task.init, identity, states, recipe, schema)
+        beginning = begin_progress(problem, algorithm, folder, clock, run)
+        store_first_states(beginning, states)
+        beginning.privacy = private
         if folder is not None and private is not None:
             write_counted(folder, private, run)
         log.info("preparing round 1")
-        return train(make_run(config, folder, model, problem, algorithm, began, options), heard.and_also(shown))
+        return train(
+            make_run(config, folder, model, problem, algorithm, beginning, options), listeners.and_also(displays)
+        )

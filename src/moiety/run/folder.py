@@ -101,8 +101,8 @@ def create_run(
     digests = {name: digest(values) for name, values in files.items()}
     if preprocessing is not None:
         write_sealed(folder / PREPROCESSING, preprocessing, run)
-    described = {} if schema is None else {"schema": schema}
-    write_sealed(folder / IDENTITY, {**identity, **digests, **described}, run)
+    extra = {} if schema is None else {"schema": schema}
+    write_sealed(folder / IDENTITY, {**identity, **digests, **extra}, run)
     write_config(folder, config, run)
     return folder, run
 
@@ -125,9 +125,9 @@ def make_run_folder(out: str | os.PathLike[str]) -> Path:
     check_path("out", out, "a folder's path")
     folder = Path(out)
     with report_errors("out", "a folder's path", (OSError, ValueError), f" at {folder}"):
-        taken = [name for name in OURS if (folder / name).exists()]
+        names = [name for name in OURS if (folder / name).exists()]
     hint = "Resume it, or choose another folder."
-    must(not taken, "out", "a folder that holds no run yet", f"{folder} with {', '.join(taken)}", hint)
+    must(not names, "out", "a folder that holds no run yet", f"{folder} with {', '.join(names)}", hint)
     return make_folder(folder)
 
 
@@ -192,36 +192,36 @@ def stage_names(algorithms: Iterable[str]) -> list[str]:
 
 def check_stages(folder: Path, names: Sequence[str]) -> None:
     """Refuse a stage of another pipeline than that of the folder, and one that is lost though a later one has begun."""
-    begun = [name for name in names if (folder / name / CONFIG).is_file()]
+    stages = [name for name in names if (folder / name / CONFIG).is_file()]
     hint = "Restore the folder from a copy."
-    for name, wanted in zip(begun, names, strict=False):
-        must(name == wanted, wanted, f"there, for {name} has begun", f"none in {folder}", hint)
-        got, ours = read_id(folder / name), stage_id(folder / name)
-        must(got == ours, name, f"a stage of the pipeline in {folder}", f"run {got} of another one", hint)
+    for name, expected in zip(stages, names, strict=False):
+        must(name == expected, expected, f"there, for {name} has begun", f"none in {folder}", hint)
+        run, ours = read_id(folder / name), stage_id(folder / name)
+        must(run == ours, name, f"a stage of the pipeline in {folder}", f"run {run} of another one", hint)
 
 
-def read_preprocessing(folder: Path, run: str, wanted: str) -> Preprocessing:
+def read_preprocessing(folder: Path, run: str, checksum: str) -> Preprocessing:
     """What was fitted on the training rows of the table that the run's data come from; ``wanted`` is its digest."""
     table = read_sealed(folder / PREPROCESSING, run)
     with report_unreadable(folder / PREPROCESSING):
         recipe = Preprocessing.from_dict(table)
-    must(recipe.digest() == wanted, PREPROCESSING, "that of the run's data", f"another in {folder}")
+    must(recipe.digest() == checksum, PREPROCESSING, "that of the run's data", f"another in {folder}")
     return recipe
 
 
-def read_initial(folder: Path, wanted: str, order: Iterable[str]) -> Params:
+def read_initial(folder: Path, checksum: str, order: Iterable[str]) -> Params:
     """The first values of the run, in the model's ``order``; ``wanted`` is the file's digest."""
-    values = read_tensors(folder / "initial.safetensors", wanted)
+    values = read_tensors(folder / "initial.safetensors", checksum)
     names = list(order)
     must(set(names) == set(values), "model", "the one the run began with", "one with other names")
     return {name: values[name] for name in names}
 
 
-def read_start(folder: Path, wanted: str, first: Tree) -> dict[int, Tree]:
+def read_start(folder: Path, checksum: str, first: Tree) -> dict[int, Tree]:
     """The states with which clients began; none where there is no digest. ``first`` is laid out as they are."""
     path = folder / "start.safetensors"
     with report_unreadable(path):
-        return unpack_states(read_tensors(path, wanted), first) if wanted else {}
+        return unpack_states(read_tensors(path, checksum), first) if checksum else {}
 
 
 def _seal_row(row: Row, run: str) -> bytes:
@@ -267,16 +267,16 @@ def read_history_until(folder: Path, run: str, until: int, options: Mapping[str,
     kind("run", options, Mapping, f"a table in {folder / CONFIG}")
     every = options.get("evaluate_every", until) or 1
     whole("run.evaluate_every", every, 1)
-    wanted = {*range(every, until + 1, every), *([until] if until and until == options.get("rounds") else [])}
-    return rows, sorted(wanted - {row["round"] for row in rows})
+    rounds = {*range(every, until + 1, every), *([until] if until and until == options.get("rounds") else [])}
+    return rows, sorted(rounds - {row["round"] for row in rows})
 
 
 def warn_of_lost_rows(folder: Path, lost: list[int]) -> None:
     """Say which rounds have lost their row; no model depends on it."""
     if lost:
-        shown = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
+        numbers = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
         rounds = "round" if len(lost) == 1 else "rounds"
-        text = f"{folder / HISTORY} has lost the rows of {rounds} {shown}. The models are not affected."
+        text = f"{folder / HISTORY} has lost the rows of {rounds} {numbers}. The models are not affected."
         warnings.warn(text, stacklevel=3)
 
 
@@ -346,15 +346,15 @@ def read_results(folder: Path, run: str, keys: Iterable[str] = ()) -> tuple[list
     must((folder / LEDGER).exists(), LEDGER, "there", f"none in {folder}", NOT_ENDED)
     ledger = read_sealed(folder / LEDGER, run, ("clients", *keys), NOT_ENDED)
     rows = _read_rows(folder / ROWS, ledger["clients"])
-    apart = ("run", "clients", "unseen", CALIBRATION, *NOTES)
-    return rows, {key: value for key, value in ledger.items() if key not in apart}
+    extras = ("run", "clients", "unseen", CALIBRATION, *NOTES)
+    return rows, {key: value for key, value in ledger.items() if key not in extras}
 
 
-def _read_rows(path: Path, wanted: str) -> list[Row]:
+def _read_rows(path: Path, checksum: str) -> list[Row]:
     """The rows of a Parquet file with that digest."""
     with report_unreadable(path, NOT_ENDED):
         content = path.read_bytes()
-    must(digest(content) == wanted, path.name, "as it was written", f"other bytes in {path}", NOT_ENDED)
+    must(digest(content) == checksum, path.name, "as it was written", f"other bytes in {path}", NOT_ENDED)
     with report_unreadable(path, NOT_ENDED):
         # On this thread alone: a thread of Arrow's that still holds the bytes when Python ends would abort it.
         table = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False).read(use_threads=False)
@@ -383,8 +383,8 @@ def read_notes(folder: Path, run: str) -> dict[str, Any]:
 
 def read_unseen(folder: Path, run: str) -> list[Row]:
     """The rows of clients that training never saw; none where there were none."""
-    wanted = read_sealed(folder / LEDGER, run, hint=NOT_ENDED).get("unseen")
-    return _read_rows(folder / UNSEEN, wanted) if wanted else []
+    checksum = read_sealed(folder / LEDGER, run, hint=NOT_ENDED).get("unseen")
+    return _read_rows(folder / UNSEEN, checksum) if checksum else []
 
 
 def read_calibration(folder: Path, run: str) -> list[Row]:

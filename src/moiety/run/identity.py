@@ -87,14 +87,14 @@ def check_identity(
         refuse(place, f"{_show(was)}, as the run in {path} began", _show(now), HINT)
 
 
-def check_probe(stored: Mapping[str, Any], problem: Problem, path: Path, *, only_model: bool = False) -> None:
+def check_probe(identity: Mapping[str, Any], problem: Problem, path: Path, *, only_model: bool = False) -> None:
     """Raise unless model, loss and metric give what they gave on the probe when the run in ``path`` began."""
-    was = stored.get("probe")
+    was = identity.get("probe")
     must(isinstance(was, dict), "identity.json", "as it was written", f"no probe in {path}")
     odd = find_difference(was, probe(problem))  # type: ignore[arg-type]
     if odd is not None and not (only_model and odd != "output"):
-        got = f"one with another {odd} for the same rows and parameters"
-        refuse(NAMES[odd], f"the one that the run in {path} began with", got, HINT)
+        fault = f"one with another {odd} for the same rows and parameters"
+        refuse(NAMES[odd], f"the one that the run in {path} began with", fault, HINT)
 
 
 @cache
@@ -114,11 +114,11 @@ def environment(device: str) -> dict[str, str]:
     }
 
 
-def warn_elsewhere(stored: Mapping[str, Any], device: str, path: Path) -> None:
+def warn_elsewhere(identity: Mapping[str, Any], device: str, path: Path) -> None:
     """Warn, once for all of it, where the run goes on in another environment than it began in."""
-    was, now = stored.get("environment"), environment(device)
-    known = was if isinstance(was, dict) else {}
-    odd = [f"{key} {known.get(key, 'unknown')}, now {value}" for key, value in now.items() if known.get(key) != value]
+    was, now = identity.get("environment"), environment(device)
+    record = was if isinstance(was, dict) else {}
+    odd = [f"{key} {record.get(key, 'unknown')}, now {value}" for key, value in now.items() if record.get(key) != value]
     if odd:
         agree = "Its numbers agree with those of an uninterrupted run up to rounding, not bit for bit."
         warnings.warn(f"The run in {path} began with {'; '.join(odd)}. {agree}", stacklevel=2)

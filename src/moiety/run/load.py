@@ -70,12 +70,12 @@ def load(
     path = Path(folder)
     run = open_run(path, Given(model, data, algorithm, split, loss, metric))
     if best:
-        kept = find_kept(path)
+        rounds = find_kept(path)
         hint = "Train with callbacks=[moiety.callbacks.BestCheckpoint()]."
-        must(bool(kept), "best", "left out where no best round was kept", f"none in {path}", hint)
-        restore_round(run, kept[-1])
-        run.clients = run.clients if kept[-1] == run.restored else []
-        run._guard = run._guard if kept[-1] == run.restored else None
+        must(bool(rounds), "best", "left out where no best round was kept", f"none in {path}", hint)
+        restore_round(run, rounds[-1])
+        run.clients = run.clients if rounds[-1] == run.restored else []
+        run._guard = run._guard if rounds[-1] == run.restored else None
     return run
 
 
@@ -90,9 +90,9 @@ def open_run(path: Path, given: Given) -> Run:
         given = given._replace(data=stand_in(path, identity))
     run = reopen(path, config, options, given, to_train=False, any_data=without_data)
     run._without_data = without_data
-    done = run._loop.progress.ledger.rounds
-    run.history, lost = files.read_history_until(path, identity, done, config["run"])
-    files.warn_of_lost_rows(path, lost)
+    rounds = run._loop.progress.ledger.rounds
+    run.history, missing = files.read_history_until(path, identity, rounds, config["run"])
+    files.warn_of_lost_rows(path, missing)
     if files.has_ended(path, identity):
         run.clients, run.ledger = files.read_results(path, identity)
         run.unseen = files.read_unseen(path, identity)
@@ -116,6 +116,6 @@ def stand_in(path: Path, run: str) -> FederatedData:
     bounds[0, 1:], bounds[1:] = 1, 1
     names = Numbered(count) if isinstance(ids, int) else np.asarray(ids, dtype=np.str_)
     fed = FederatedData(columns, bounds, names, classes=schema["classes"])
-    fitted = files.read_identity(path)["data"].get("preprocessing")
-    recipe: Preprocessing | None = None if fitted is None else files.read_preprocessing(path, run, fitted)
+    checksum = files.read_identity(path)["data"].get("preprocessing")
+    recipe: Preprocessing | None = None if checksum is None else files.read_preprocessing(path, run, checksum)
     return replace(fed, preprocessing=recipe)

@@ -141,7 +141,7 @@ def pipeline(
     >>> mo.pipeline(stages, mo.models.linear(1, 2), fed, engine="sequential")
     [Run(fedavg, 2 rounds, 2 clients; test accuracy 0.5), Run(finetune, 1 rounds, 2 clients; test accuracy 1)]
     """
-    stages, heard = check_stages(stages), Callbacks(callbacks)
+    stages, listeners = check_stages(stages), Callbacks(callbacks)
     check_kinds(model, data, stages[0].algorithm, None)
     options = Options(
         seed=seed, engine=engine, loss=loss, metric=metric, settings=Settings() if settings is None else settings
@@ -157,7 +157,7 @@ def pipeline(
     folder = None if out is None else files.make_run_folder(out)
     if folder is not None:
         _write_pipeline(folder, stages, model, data, options)
-    return _train_stages(stages, Given(model, data), options, folder, heard, progress)
+    return _train_stages(stages, Given(model, data), options, folder, listeners, progress)
 
 
 def continue_pipeline(
@@ -172,22 +172,22 @@ def continue_pipeline(
     """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
     config, run = files.read_pipeline(path)
     keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on", "inputs")]
-    began = read_stored_options(config, path, given, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
-    options = replace(began, engine=began.engine if engine is None else engine)
+    first_options = read_stored_options(config, path, given, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
+    options = replace(first_options, engine=first_options.engine if engine is None else engine)
     check_stage_options(options)
-    known = read_stages(config.get("stage"), stages, path)
+    plan = read_stages(config.get("stage"), stages, path)
     given = remake(config, given, ("model", "data"), "pipeline")
     files.remove_leftovers(path)
     files.write_config(path, config, run, PIPELINE)
-    return _train_stages(known, given, options, path, callbacks, progress, engine)
+    return _train_stages(plan, given, options, path, callbacks, progress, engine)
 
 
 def _write_pipeline(
     folder: Path, stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData, options: Options
 ) -> None:
     """Write into the folder what the pipeline is."""
-    taken = [str(file.parent) for file in sorted(folder.glob(f"*/{CONFIG}"))]
-    must(not taken, "out", "a folder that holds no run yet", ", ".join(taken[:1]), "Choose another folder.")
+    runs = [str(file.parent) for file in sorted(folder.glob(f"*/{CONFIG}"))]
+    must(not runs, "out", "a folder that holds no run yet", ", ".join(runs[:1]), "Choose another folder.")
     parts = {"data": table_of(data, "data"), "model": table_of(model, type(model).__name__)}
     tables = {**parts, **option_tables(options), "stage": [stage_table(each) for each in stages]}
     files.write_config(folder, tables, secrets.token_hex(8), PIPELINE)
@@ -214,21 +214,21 @@ def _train_stages(
         files.check_stages(folder, names)
     for number, (name, each) in enumerate(zip(names, stages, strict=True), 1):
         place = None if folder is None else folder / name
-        trained = _model_after(model, runs[-1]) if runs else model
-        split: Split = split_for(number, each, trained, before)
+        trained_model = _model_after(model, runs[-1]) if runs else model
+        split: Split = split_for(number, each, trained_model, before)
         if split is not before:  # else it was made on the model that we have already
-            model = trained
+            model = trained_model
         options = each.options(common)
         if place is not None and (place / CONFIG).is_file():
-            known = Given(model, given.data, each.algorithm, split, options.loss, options.metric, given.settings)
+            parts = Given(model, given.data, each.algorithm, split, options.loss, options.metric, given.settings)
             if files.read_notes(place, files.read_id(place)):  # a callback ended it: it stays as it is
-                run = open_run(place, known)
+                run = open_run(place, parts)
             else:
-                run = continue_run(place, known, callbacks, engine=engine, progress=progress)
+                run = continue_run(place, parts, callbacks, engine=engine, progress=progress)
         else:
             arguments = {**vars(options), "start": runs[-1] if runs else None}
-            heard: dict[str, Any] = {"callbacks": callbacks.all, "progress": progress}
-            run = fit(model, given.data, each.algorithm, split=split, out=place, **heard, **arguments)
+            listeners: dict[str, Any] = {"callbacks": callbacks.all, "progress": progress}
+            run = fit(model, given.data, each.algorithm, split=split, out=place, **listeners, **arguments)
         runs.append(run)
         before = split
     return runs
@@ -241,31 +241,31 @@ def _model_after(model: nn.Module | Task, last: Run) -> nn.Module | Task:
 
 def split_for(number: int, each: Stage, model: nn.Module | Task, before: Split | None) -> Split:
     """The split of a stage, made on the model as it is then; ``before`` is that of the stage before."""
-    wanted, name = each.split, f"stage.{number}.split"
+    split, name = each.split, f"stage.{number}.split"
     personal = before is not None and bool(before.trained_personal)
-    if wanted is None and personal and each.algorithm.needs in ("any", "personal"):
-        wanted = before
-    wanted = each.algorithm.default_split if wanted is None else wanted
-    must(wanted is not None, name, f"given for {each.algorithm.name}", "nothing", 'As in split="output_layer".')
-    if isinstance(wanted, str | dict):
-        table = {"name": wanted} if isinstance(wanted, str) else wanted
+    if split is None and personal and each.algorithm.needs in ("any", "personal"):
+        split = before
+    split = each.algorithm.default_split if split is None else split
+    must(split is not None, name, f"given for {each.algorithm.name}", "nothing", 'As in split="output_layer".')
+    if isinstance(split, str | dict):
+        table = {"name": split} if isinstance(split, str) else split
         if before is not None and before.spec == table:
-            wanted = before
+            split = before
         else:
             hint = "Give a Split or a function of the task."
             must(isinstance(model, nn.Module), name, "no name where the model is a Task", table.get("name"), hint)
-            wanted = split_from(table, cast(nn.Module, model), name)
-    if callable(wanted):
-        wanted = wanted(model)
-        kind(name, wanted, Split, "a function that gives a Split")
-    assert isinstance(wanted, Split)
-    if wanted is not before:
-        known = set(model.init if isinstance(model, Task) else tree.module_tensors(wanted.model or model))
-        got = f"one with other names, {min(known ^ wanted.sizes.keys(), default='')} for one"
+            split = split_from(table, cast(nn.Module, model), name)
+    if callable(split):
+        split = split(model)
+        kind(name, split, Split, "a function that gives a Split")
+    assert isinstance(split, Split)
+    if split is not before:
+        names = set(model.init if isinstance(model, Task) else tree.module_tensors(split.model or model))
+        fault = f"one with other names, {min(names ^ split.sizes.keys(), default='')} for one"
         hint = "Give a name, a table or a function of the model, so that it is made on the model of that stage."
-        must(known == wanted.sizes.keys(), name, "made for the model of that stage", got, hint)
-    check_split(each.algorithm, wanted)
-    return wanted
+        must(names == split.sizes.keys(), name, "made for the model of that stage", fault, hint)
+    check_split(each.algorithm, split)
+    return split
 
 
 def check_ahead(stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData) -> Split:
@@ -283,9 +283,9 @@ def check_ahead(stages: Sequence[Stage], model: nn.Module | Task, data: Federate
             break
         before = splits[-1] if splits else None
         split = split_for(number, each, model, before)
-        grown = isinstance(each.split, Split) and split.model is not None and number > 1 and split is not before
+        early = isinstance(each.split, Split) and split.model is not None and number > 1 and split is not before
         hint = 'Give a table, as in split={"name": "adapters"}.'
-        must(not grown, f"stage.{number}.split", "made on the trained model", "one of the untrained model", hint)
+        must(not early, f"stage.{number}.split", "made on the trained model", "one of the untrained model", hint)
         model = split.model or model
         splits.append(split)
     return splits[0]

@@ -136,7 +136,7 @@ def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive
     problem, algorithm, now = loop.problem, loop.algorithm, loop.progress
     received = problem.broadcast(algorithm, now.server)
     posterior = algorithm.posterior
-    known: dict[str, Any] = {}
+    diagnostics: dict[str, Any] = {}
     if posterior is None:
         shared, personal = algorithm.personal_model(received, state)
         draws: Params = {name: p.unsqueeze(0) for name, p in personal.items()}
@@ -144,12 +144,12 @@ def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive
         shared, _ = algorithm.personal_model(received, problem.first_state(algorithm))
         result = state if isinstance(state, Draws) else _judge_state(posterior, received, state)
         draws = result.points
-        known = {"effective": or_none(result.effective), "rhat": or_none(result.rhat)}
+        diagnostics = {"effective": or_none(result.effective), "rhat": or_none(result.rhat)}
         if result.diverges:
             warnings.warn(
                 f"The client's chain left its density: its draws are not to be trusted. {SMALLER}", stacklevel=3
             )
-        known["noise"] = posterior.noise(received)
+        diagnostics["noise"] = posterior.noise(received)
     count = len(next(iter(draws.values()))) if draws else 1
     rows = len(next(iter(columns.values())))
     outputs = []
@@ -161,7 +161,7 @@ def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive
                 for at in range(0, rows, EVALUATION_BATCH)
             ]
             outputs.append(torch.cat(parts))
-    return Predictive(torch.stack(outputs).double().cpu().numpy(), **known)
+    return Predictive(torch.stack(outputs).double().cpu().numpy(), **diagnostics)
 
 
 def _judge_state(posterior: Posterior, received: Params, state: Tree) -> Draws:
@@ -179,8 +179,8 @@ def input_columns(problem: Problem, inputs: Sequence[str], x: Any) -> Batch:
         x = {inputs[0]: x}
     check_column_names(x)
     values = {name: v.detach() if isinstance(v, torch.Tensor) else v for name, v in x.items()}
-    known = problem.data.columns
-    columns = match_columns("x", values, {name: known[name] for name in inputs or values if name in known})
+    run_columns = problem.data.columns
+    columns = match_columns("x", values, {name: run_columns[name] for name in inputs or values if name in run_columns})
     for name in inputs or columns:
         check_finite(name, columns[name], lambda row: f"row {row} of x")
     sizes = {len(column) for column in columns.values()}

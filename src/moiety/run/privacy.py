@@ -60,9 +60,9 @@ def count_clients(delta: float) -> int:
 def find_weighting(algorithm: Algorithm) -> str | None:
     """The argument ``weighting`` that the algorithm was made with; None for one that has none, or is the user's own."""
     builder = ALGORITHMS.get(algorithm.name)
-    known = {} if builder is None else inspect.signature(builder).parameters
+    parameters = {} if builder is None else inspect.signature(builder).parameters
     weighting: str | None = algorithm.spec.get(
-        "weighting", known["weighting"].default if "weighting" in known else None
+        "weighting", parameters["weighting"].default if "weighting" in parameters else None
     )
     return weighting
 
@@ -107,19 +107,19 @@ def count_again(loop: Loop, folder: Path) -> None:
     """
     privacy, now = loop.uploads.privacy, loop.progress
     assert privacy is not None
-    counted = read_counted(folder, now.run)
+    record = read_counted(folder, now.run)
     # Without a checkpoint the run begins again, with the first clip.
     clip = privacy.clip if now.privacy is None else now.privacy.clip
-    now.privacy = counted._replace(clip=clip)
+    now.privacy = record._replace(clip=clip)
     if privacy.epsilon is None:
         return
-    left, multiplier = loop.rounds - now.round, privacy.shrink(now.privacy.noise)
-    spent, rate = now.privacy.rates, loop.sampling_rate
-    if spend_at_rates(multiplier, add_sums(spent, rate, left), privacy.delta) <= privacy.epsilon:
+    rest, multiplier = loop.rounds - now.round, privacy.shrink(now.privacy.noise)
+    rates, rate = now.privacy.rates, loop.sampling_rate
+    if spend_at_rates(multiplier, add_sums(rates, rate, rest), privacy.delta) <= privacy.epsilon:
         return
-    fits = now.round + count_sums(privacy.epsilon, multiplier, left, rate, privacy.delta, spent)
-    got = f"{loop.rounds}: {now.privacy.sums} noisy sums were drawn for {now.round} rounds"
-    must(False, "rounds", f"at most {fits} for epsilon {privacy.epsilon:g}", got)
+    fits = now.round + count_sums(privacy.epsilon, multiplier, rest, rate, privacy.delta, rates)
+    fault = f"{loop.rounds}: {now.privacy.sums} noisy sums were drawn for {now.round} rounds"
+    must(False, "rounds", f"at most {fits} for epsilon {privacy.epsilon:g}", fault)
 
 
 def report_privacy(loop: Loop) -> dict[str, Any]:

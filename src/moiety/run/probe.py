@@ -81,9 +81,9 @@ def _rows(problem: Problem) -> Batch:
 def _parameters(problem: Problem) -> Params:
     """The first values, with those of trained parameters made from their names and shapes."""
     init, split = problem.task.init, problem.split
-    trained = {*split.trained_shared, *split.trained_personal} - problem.task.buffers
+    names = {*split.trained_shared, *split.trained_personal} - problem.task.buffers
     return {
-        name: _pattern(name, value).requires_grad_() if name in trained and value.is_floating_point() else value.clone()
+        name: _pattern(name, value).requires_grad_() if name in names and value.is_floating_point() else value.clone()
         for name, value in init.items()
     }
 
@@ -99,8 +99,8 @@ def _pattern(name: str, like: Tensor) -> Tensor:
 def _values(problem: Problem, params: Params, batch: Batch) -> dict[str, list[float | None]]:
     task = problem.task
     losses, metrics = task.scores(params, batch)
-    wanted = [p for p in params.values() if p.requires_grad]
-    slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True) if losses.requires_grad else ()
+    leaves = [p for p in params.values() if p.requires_grad]
+    slopes = torch.autograd.grad(losses.sum(), leaves, allow_unused=True) if losses.requires_grad else ()
     output = task.predict(params, batch).detach()
     scores = [metrics] if task.metric.weight is None else [metrics, task.metric.weight(batch)]
     with contextlib.suppress(Exception):  # the same metric on outputs that are right and wrong elsewhere

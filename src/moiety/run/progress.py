@@ -95,8 +95,8 @@ class Bars:
 
     def shorten(self, name: str) -> str:
         """The name as far as it fits before a bar; its end tells it from others."""
-        shown = make_printable(name)
-        return shown if len(shown) <= self.longest_name else f"…{shown[1 - self.longest_name :]}"
+        text = make_printable(name)
+        return text if len(text) <= self.longest_name else f"…{text[1 - self.longest_name :]}"
 
     @contextmanager
     def show(self) -> Iterator[None]:
@@ -157,8 +157,8 @@ class Bar(Callback):
         self.dropped += len(record.dropped)
         # A narrow terminal has no room for both losses.
         loss = None if self.bars.narrow and self.evaluation else record.train_loss
-        shown = status(loss, {**self.evaluation, "dropped": [""] * self.dropped}, short=True)
-        self.bars.progress.update(self.bar, completed=record.round, status=shown)
+        text = status(loss, {**self.evaluation, "dropped": [""] * self.dropped}, short=True)
+        self.bars.progress.update(self.bar, completed=record.round, status=text)
 
     def on_end(self, run: Run) -> None:
         """Leave the bar as it is."""

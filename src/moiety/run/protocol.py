@@ -21,6 +21,17 @@ class Callback:
     Where ``on_start``, ``on_round`` or ``on_evaluate`` gives True, the run stops cleanly: it evaluates the round that
     has just ended, writes a checkpoint and its results, and can be resumed. ``run`` is the run as it is then, with
     ``run.history``, ``run.clients`` and ``run.folder``. In a pipeline all stages call the same callbacks.
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": y}}, test=0.25)
+    >>> class Enough(mo.callbacks.Callback):
+    ...     def on_evaluate(self, run, row):
+    ...         return row["metric"] == 1.0
+    >>> options = {"rounds": 50, "engine": "sequential", "callbacks": [Enough()]}
+    >>> mo.fit(mo.models.linear(1, 2), fed, mo.fedavg(shared=0.5), **options).stopped
+    'as Enough asked'
     """
 
     def on_start(self, run: Run) -> bool | None:

@@ -35,8 +35,8 @@ class RawModel(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Any:
         """The model's output; of the inputs, the one for ``x`` is raw."""
-        prepared = [self.prepare(rows) if k == self.place else rows for k, rows in enumerate(inputs)]
-        return self.model(*prepared)
+        columns = [self.prepare(rows) if k == self.place else rows for k, rows in enumerate(inputs)]
+        return self.model(*columns)
 
     def prepare(self, raw: Tensor) -> Tensor:
         """Raw rows as rows of ``x``, in the precision of the model; the arithmetic is that of ``transform``."""
@@ -52,8 +52,8 @@ class RawModel(nn.Module):
             else:
                 codes = torch.arange(len(feature.categories), dtype=torch.float64, device=rows.device)
                 hot = (values == codes).to(torch.float64)
-                known = hot.any(dim=1, keepdim=True)
-                values = hot if feature.encoding == "one-hot" else torch.where(known, values, float(len(codes)))
+                valid = hot.any(dim=1, keepdim=True)
+                values = hot if feature.encoding == "one-hot" else torch.where(valid, values, float(len(codes)))
             pieces.append(values)
             if feature.indicator:
                 flags.append(absent[:, k : k + 1].to(torch.float64))
@@ -112,10 +112,10 @@ def _transform(recipe: Preprocessing, raw: Any) -> np.ndarray:
     return recipe.transform(as_array("x", rows))
 
 
-def _as_table(given: Any) -> Table:
-    if isinstance(given, Mapping):
-        given = pa.table({str(name): _as_arrow(str(name), values) for name, values in given.items()})
-    return open_table(given)
+def _as_table(data: Any) -> Table:
+    if isinstance(data, Mapping):
+        data = pa.table({str(name): _as_arrow(str(name), values) for name, values in data.items()})
+    return open_table(data)
 
 
 def _as_arrow(name: str, values: Any) -> pa.Array:
@@ -133,8 +133,8 @@ def _read(table: Table, name: str) -> list[pa.Array]:
 def _read_features(recipe: Preprocessing, table: Table) -> np.ndarray:
     """The raw rows of a table."""
     names = [feature.name for feature in recipe.features]
-    lacking = [name for name in names if name not in table.types]
-    must(not lacking, "x", f"a table with the columns {', '.join(names)}", f"none called {', '.join(lacking)}")
+    missing = [name for name in names if name not in table.types]
+    must(not missing, "x", f"a table with the columns {', '.join(names)}", f"none called {', '.join(missing)}")
     blocks = [read_raw(recipe.features, block.columns, block.place) for block in table.read(names)]
     must(sum(map(len, blocks)) > 0, "x", "at least one example", "no rows")
     raw = np.concatenate(blocks)
@@ -151,8 +151,8 @@ def _encode(recipe: Preprocessing, column: pa.Array, name: str) -> np.ndarray:
         refuse_missing(name, f"row {int(np.argmax(codes == -2))}", REMOVE)
     if (codes == -1).any():
         row = int(np.argmax(codes == -1))
-        shown = ", ".join(recipe.class_names[:8])
-        refuse(f"column {name!r}", f"one of the classes {shown}", f"{as_label(column[row].as_py())!r} at row {row}")
+        classes = ", ".join(recipe.class_names[:8])
+        refuse(f"column {name!r}", f"one of the classes {classes}", f"{as_label(column[row].as_py())!r} at row {row}")
     return codes
 
 
@@ -170,5 +170,5 @@ def name_outputs(data: FederatedData, outputs: Predictive, loss: str | None) -> 
         return mean.reshape(len(mean), *y.shape[1:]) if same and y is not None else mean
     if not names:
         return np.asarray(labels)
-    known = np.array([*names, *(f"output {k}" for k in range(len(names), mean.shape[-1]))])
-    return np.asarray(known[labels])
+    output_names = np.array([*names, *(f"output {k}" for k in range(len(names), mean.shape[-1]))])
+    return np.asarray(output_names[labels])

@@ -84,59 +84,59 @@ def continue_run(
 ) -> Run:
     """Continue the run in a folder; ``resume`` says what the arguments are."""
     config = files.read_config(path)
-    began = read_stored_options(config, path, given)
+    first_options = read_stored_options(config, path, given)
     options = replace(
-        began,
-        rounds=began.rounds if rounds is None else rounds,
-        engine=began.engine if engine is None else engine,
+        first_options,
+        rounds=first_options.rounds if rounds is None else rounds,
+        engine=first_options.engine if engine is None else engine,
     )
-    with lock_folder(path), show_progress(progress, path.name) as shown:
+    with lock_folder(path), show_progress(progress, path.name) as displays:
         log.info("reading the folder, and checking model and data")
         run = reopen(path, config, options, given)
         run._loop.progress.store.check_states()  # before a round is trained that a damaged one would spoil
-        done = run._loop.progress.round
-        must(run._loop.rounds >= done, "rounds", f">= {done}, the rounds already trained", options.rounds)
+        round = run._loop.progress.round
+        must(run._loop.rounds >= round, "rounds", f">= {round}, the rounds already trained", options.rounds)
         if options.settings.privacy is not None:
             count_again(run._loop, path)
         now = run._loop.progress.run
-        run.history, lost = files.read_history_until(path, now, done, config["run"])
-        _check_lost_rows(path, lost, callbacks)
+        run.history, missing = files.read_history_until(path, now, round, config["run"])
+        _check_lost_rows(path, missing, callbacks)
         if not any(isinstance(each, EarlyStopping) for each in callbacks.all):
-            _warn_of_earlier_end(path, files.read_notes(path, now), done)
+            _warn_of_earlier_end(path, files.read_notes(path, now), round)
         files.remove_leftovers(path)
-        if done and not (path / PROGRESS).exists():
-            write_progress(path, done, now)
+        if round and not (path / PROGRESS).exists():
+            write_progress(path, round, now)
         files.write_history(path, run.history, now)
-        if options.engine != began.engine:
+        if options.engine != first_options.engine:
             config["run"]["engine_reason"] = "as asked"
         config["run"].update(rounds=options.rounds, engine=options.engine)
         config["run"]["on_divergence"] = options.settings.on_divergence
         files.write_config(path, config, now)
-        return train(run, callbacks.and_also(shown))
+        return train(run, callbacks.and_also(displays))
 
 
-def _check_lost_rows(path: Path, lost: list[int], callbacks: Callbacks) -> None:
+def _check_lost_rows(path: Path, rounds: list[int], callbacks: Callbacks) -> None:
     """Say which rows of the history are lost; refuse where a callback looks for the best round in them."""
-    choosing = [type(each).__name__ for each in callbacks.all if isinstance(each, BestCheckpoint)]
-    got, hint = f"none of round {lost[:1]} in {path}", "Restore it from a copy, or resume without that callback."
-    must(not (lost and choosing), files.HISTORY, f"whole, for {''.join(choosing[:1])} goes by it", got, hint)
-    files.warn_of_lost_rows(path, lost)
+    names = [type(each).__name__ for each in callbacks.all if isinstance(each, BestCheckpoint)]
+    fault, hint = f"none of round {rounds[:1]} in {path}", "Restore it from a copy, or resume without that callback."
+    must(not (rounds and names), files.HISTORY, f"whole, for {''.join(names[:1])} goes by it", fault, hint)
+    files.warn_of_lost_rows(path, rounds)
 
 
-def _tell_lost(lost: Mapping[str, str], *, to_train: bool) -> None:
+def _tell_lost(texts: Mapping[str, str], *, to_train: bool) -> None:
     """Say which files of the run are lost; refuse to open one without its results, which say how it ended."""
-    if files.LEDGER in lost and not to_train:
-        raise MoietyError(lost[files.LEDGER])
-    for text in lost.values():
+    if files.LEDGER in texts and not to_train:
+        raise MoietyError(texts[files.LEDGER])
+    for text in texts.values():
         warnings.warn(text, stacklevel=2)
 
 
-def _warn_of_earlier_end(path: Path, notes: Mapping[str, Any], done: int) -> None:
+def _warn_of_earlier_end(path: Path, notes: Mapping[str, Any], round: int) -> None:
     """Say that a run which callbacks ended goes on without them."""
     if notes:
         why = f" ({notes['stopped']})" if "stopped" in notes else ""
         models = f" with the models of round {notes['restored']}" if "restored" in notes else ""
-        text = f"The run in {path} ended after round {done}{models}{why}. It goes on from round {done}"
+        text = f"The run in {path} ended after round {round}{models}{why}. It goes on from round {round}"
         warnings.warn(f"{text}, and will end with the models of its last round.", stacklevel=3)
 
 
@@ -158,18 +158,18 @@ def read_stored_options(
         must(isinstance(config.get(table), dict), file, f"one with a table [{table}]", f"none in {path}")
     for key in keys:
         must(key in config["run"], f"run.{key}", "given", f"nothing in {path}")
-    began = read_options(config, given.settings)
-    loss, metric = given.loss or began.loss, given.metric or began.metric
+    options = read_options(config, given.settings)
+    loss, metric = given.loss or options.loss, given.metric or options.metric
     must(loss is not None, "loss", "given again", "nothing", "It was the user's own.")
-    return replace(began, loss=loss, metric=metric, settings=change_settings(began.settings, given.settings))
+    return replace(options, loss=loss, metric=metric, settings=change_settings(options.settings, given.settings))
 
 
 def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: str) -> Given:
     """Make again the parts that the configuration names and that were not given; the others must be given."""
     missing = [part for part in parts if getattr(given, part) is None]
     own = {part: own_part(config, part) for part in missing if own_part(config, part)}
-    began = f"The {what} began with " + " and ".join(f"its own {name}" for name in own.values()) + "."
-    must(not own, "`, `".join(own), "given again", "nothing", began)
+    hint = f"The {what} began with " + " and ".join(f"its own {name}" for name in own.values()) + "."
+    must(not own, "`, `".join(own), "given again", "nothing", hint)
     return given._replace(**{part: MAKERS[part](config[part]) for part in missing})
 
 
@@ -203,8 +203,8 @@ def reopen(
     if not any_data:
         check_memory(problem, algorithm, options, on_disk=True)
     clock = options.settings.clock
-    stored = files.read_identity(path)
-    ignored = (
+    identity = files.read_identity(path)
+    keys = (
         "initial",
         "start",
         "probe",
@@ -212,29 +212,29 @@ def reopen(
         *(() if to_train else OF_TRAINING),
         *(("data",) if any_data else ()),
     )
-    check_identity(stored, run_identity(problem, algorithm, options), path, data, ignored=ignored)
+    check_identity(identity, run_identity(problem, algorithm, options), path, data, ignored=keys)
     if data.preprocessing is not None:
         files.read_preprocessing(path, files.read_id(path), data.preprocessing.digest())
     device = torch.device(options.settings.device)
-    initial = files.read_initial(path, stored.get("initial", ""), problem.task.init)
+    initial = files.read_initial(path, identity.get("initial", ""), problem.task.init)
     problem = replace(problem, task=replace(problem.task, init={name: p.to(device) for name, p in initial.items()}))
     if not any_data:
-        check_probe(stored, problem, path, only_model=not to_train)
+        check_probe(identity, problem, path, only_model=not to_train)
     newest, run = find_checkpoint(path), files.read_id(path)
-    noted = check_newest(path, newest, run)
+    note = check_newest(path, newest, run)
     progress = begin_progress(problem, algorithm, None if on_devices else path, clock, run, resumed=newest is not None)
     if newest is not None:
-        load_checkpoint(newest, progress, stored)
-        _tell_lost(files.find_lost(path, newest, noted), to_train=to_train)
+        load_checkpoint(newest, progress, identity)
+        _tell_lost(files.find_lost(path, newest, note), to_train=to_train)
     else:
-        states = files.read_start(path, stored.get("start", ""), progress.store.first())
+        states = files.read_start(path, identity.get("start", ""), progress.store.first())
         progress.store.start_again()
         store_first_states(progress, states)
     if to_train:
-        warn_elsewhere(stored, options.settings.device, path)
-    opened = make_run(config, path, model, problem, algorithm, progress, options)
-    opened._loop.on_devices = on_devices
+        warn_elsewhere(identity, options.settings.device, path)
+    result = make_run(config, path, model, problem, algorithm, progress, options)
+    result._loop.on_devices = on_devices
     restored = None if to_train else files.read_notes(path, run).get("restored")
     if restored is not None:
-        restore_round(opened, restored)
-    return opened
+        restore_round(result, restored)
+    return result

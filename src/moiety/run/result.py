@@ -56,6 +56,16 @@ class Run(Serving):
 
     Where the data come from a table (``from_frame``), ``predict``, ``predictive``, ``onboard`` and the models that
     ``export`` gives take raw rows, as they stand in the table.
+
+    With local training all stays with the clients, and each has a model of its own:
+
+    >>> import moiety as mo
+    >>> import numpy as np
+    >>> x, y = np.float32([[-1], [1]] * 8), np.array([0, 1] * 8)
+    >>> fed = mo.data.from_clients({"a": {"x": x, "y": y}, "b": {"x": x, "y": 1 - y}}, test=0.25)
+    >>> run = mo.fit(mo.models.linear(1, 2), fed, mo.local_only(personal=0.5), rounds=2, engine="sequential")
+    >>> run.last["metric"], run.predict("b", np.float32([[-1], [1]])).tolist(), run.ledger["up_payload"]
+    (1.0, [1, 0], 0)
     """
 
     config: dict[str, Any]
@@ -203,8 +213,8 @@ class Run(Serving):
         with one_thread(), contextlib.closing(self._loop):
             guard = choose_models(Chooser(self._loop, self._loss, mix, one_model), alpha)
         self._guard = guard
-        part, known = self.config["run"]["evaluate_on"], {row["client"]: row for row in self.clients}
-        self.clients = [{**known.get(row["client"], {}), **row} for row in self.evaluate(part)]
+        part, rows = self.config["run"]["evaluate_on"], {row["client"]: row for row in self.clients}
+        self.clients = [{**rows.get(row["client"], {}), **row} for row in self.evaluate(part)]
         self.unseen = guard_unseen(self._loop, self._loss, guard, self.unseen, part)
         if self.folder:
             write_safeguard(self.folder, self._loop.progress.run, guard)

@@ -78,11 +78,11 @@ def resume(
     Run(local_only, 3 rounds, 2 clients; test accuracy 1)
     """
     check_path("folder", folder, "the folder of a run or of a pipeline")
-    path, given = Path(folder), Given(model, data, algorithm, split, loss, metric, settings)
-    heard = Callbacks(callbacks)
+    path, parts = Path(folder), Given(model, data, algorithm, split, loss, metric, settings)
+    listeners = Callbacks(callbacks)
     if not (path / PIPELINE).is_file():
         must(stages is None, "stages", "left out for a single run", "some")
-        return continue_run(path, given, heard, rounds=rounds, engine=engine, progress=progress)
+        return continue_run(path, parts, listeners, rounds=rounds, engine=engine, progress=progress)
     for name, value in {"rounds": rounds, "algorithm": algorithm, "split": split}.items():
         must(value is None, name, "left out for a pipeline", "one", "What was of your own is given as stages=[...].")
-    return continue_pipeline(path, given, stages, heard, engine=engine, progress=progress)
+    return continue_pipeline(path, parts, stages, listeners, engine=engine, progress=progress)

@@ -129,8 +129,8 @@ class Pair:
 
 def _join(gains: Sequence[np.ndarray], hint: float) -> Evidence:
     """The evidence of several sets of held-out rows."""
-    joined = np.concatenate(gains, axis=2)
-    return Evidence(joined[0], hint, joined[1] if len(joined) > 1 else None)
+    all_gains = np.concatenate(gains, axis=2)
+    return Evidence(all_gains[0], hint, all_gains[1] if len(all_gains) > 1 else None)
 
 
 def _cut(columns: Batch) -> Iterator[Batch]:
@@ -190,8 +190,8 @@ class Chooser:
         evidence = []
         for at in clients:
             pair = self.pair_of(at)
-            held = [pair.measure_gains(self.columns(at, "validation")), *folds[at]]
-            evidence.append(_join(held, pair.measure_hint(self.columns(at, "train"))))
+            gains = [pair.measure_gains(self.columns(at, "validation")), *folds[at]]
+            evidence.append(_join(gains, pair.measure_hint(self.columns(at, "train"))))
         return evidence
 
     def _fold_clients(self, clients: Sequence[int]) -> dict[int, list[np.ndarray]]:
@@ -233,10 +233,10 @@ class Chooser:
         rows = {name: np.asarray(column) for name, column in data.items()}
         pair = self.pair(state)
         gains = [pair.measure_gains(self._as_tensors({name: column[:0] for name, column in rows.items()}))]
-        for held in self._deal((0, len(next(iter(rows.values())))), -1):
-            others = {name: np.delete(column, held, axis=0) for name, column in rows.items()}
+        for fold in self._deal((0, len(next(iter(rows.values())))), -1):
+            others = {name: np.delete(column, fold, axis=0) for name, column in rows.items()}
             without = self.pair(newcomer_state(self.loop, self.loss, others, passes))
-            gains.append(without.measure_gains(self._as_tensors({name: column[held] for name, column in rows.items()})))
+            gains.append(without.measure_gains(self._as_tensors({name: column[fold] for name, column in rows.items()})))
         return _join(gains, pair.measure_hint(self._as_tensors(rows)))
 
     def weigh_newcomer(
@@ -256,8 +256,8 @@ class Chooser:
             outputs = self._predict_in_batches(self.pair(state), columns, weight)[None]
         else:
             shared = self._predict_in_batches(self.pair(self.problem.first_state(self.loop.algorithm)), columns, 0)
-            mixed = [mix_outputs(self.loss, shared, each, weight) for each in torch.from_numpy(own.outputs)]
-            outputs = torch.stack(mixed)
+            mixtures = [mix_outputs(self.loss, shared, each, weight) for each in torch.from_numpy(own.outputs)]
+            outputs = torch.stack(mixtures)
         return replace(own, outputs=outputs.double().cpu().numpy())
 
     def _predict_in_batches(self, pair: Pair, columns: Batch, weight: float) -> torch.Tensor:
@@ -327,28 +327,28 @@ def guard_rows(loop: Loop, loss: str | None, guard: Safeguard, rows: Sequence[Ro
     result = []
     for row in rows:
         at = data.position(row["client"])
-        known = guard.choices[row["client"]]
+        selection = guard.choices[row["client"]]
         if row["n_test"]:
-            row = _score_again(chooser, chooser.pair_of(at), chooser.columns(at, part), known.weight, row)
-        result.append({**row, "personal_share": known.weight, "risk": known.risk})
+            row = _score_again(chooser, chooser.pair_of(at), chooser.columns(at, part), selection.weight, row)
+        result.append({**row, "personal_share": selection.weight, "risk": selection.risk})
     return result
 
 
 def _score_again(chooser: Chooser, pair: Pair, columns: Batch, weight: float, row: Row) -> Row:
     """A client's row with the scores of its mixture, and of the one model for all."""
-    task, scored = chooser.problem.task, dict(row)
+    task, result = chooser.problem.task, dict(row)
     for before, w in (("", weight), (SHARED, 0.0)):
         scores = pair.score(columns, w)
         if not scores.weight.any():
             continue
-        scored |= {before + "loss": float(scores.loss.mean())}
-        scored |= {before + "metric": float(np.average(scores.metric, weights=scores.weight))}
+        result |= {before + "loss": float(scores.loss.mean())}
+        result |= {before + "metric": float(np.average(scores.metric, weights=scores.weight))}
         if task.sets:
             outputs = torch.cat([pair.predict(batch, w) for batch in _cut(columns)])
             values = {before + metric.name: float(metric.compute(outputs, columns)) for metric in task.sets}
-            scored |= values | ({before + "metric": values[before + task.deciding.name]} if task.set_decides else {})
-    gain = (scored["metric"] - scored["shared_metric"]) * (1 if task.deciding.higher_is_better else -1)
-    return {**scored, "gain": gain, "hurt": gain < 0}
+            result |= values | ({before + "metric": values[before + task.deciding.name]} if task.set_decides else {})
+    gain = (result["metric"] - result["shared_metric"]) * (1 if task.deciding.higher_is_better else -1)
+    return {**result, "gain": gain, "hurt": gain < 0}
 
 
 def guard_unseen(loop: Loop, loss: str | None, guard: Safeguard, rows: Sequence[Row], part: str) -> list[Row]:
@@ -359,10 +359,10 @@ def guard_unseen(loop: Loop, loss: str | None, guard: Safeguard, rows: Sequence[
     chooser, result = Chooser.of(loop, loss, guard), []
     for row in rows:
         if row["n_test"] and not np.isnan(row["metric"]):
-            train, tested = (data.at(data.position(row["client"]), each) for each in ("train", part))
+            train, test = (data.at(data.position(row["client"]), each) for each in ("train", part))
             state = newcomer_state(loop, loss, train, 1)
             weight = chooser.weigh_newcomer(guard, train, state, 1)
-            columns = to_tensors(tested, loop.problem.task, loop.problem.device)
+            columns = to_tensors(test, loop.problem.task, loop.problem.device)
             row = {**_score_again(chooser, chooser.pair(state), columns, weight, row), "personal_share": weight}
         result.append(row)
     return result
@@ -393,7 +393,9 @@ def read_safeguard(folder: Path, run: str, loss: str | None) -> Safeguard | None
     keys = ("round", "alpha", "mix", "population", "choices", "one_model")
     table = read_sealed(folder / SAFEGUARD, run, keys)
     with report_unreadable(folder / SAFEGUARD):
-        known = table["population"] and Population.from_dict(table["population"])
+        population = table["population"] and Population.from_dict(table["population"])
         choices = {str(name): Choice(*each) for name, each in table["choices"].items()}
         model = read_tensors(folder / ONE_MODEL, table["one_model"]) if table["one_model"] else None
-        return Safeguard(int(table["round"]), float(table["alpha"]), table["mix"], loss, known or None, choices, model)
+        return Safeguard(
+            int(table["round"]), float(table["alpha"]), table["mix"], loss, population or None, choices, model
+        )

@@ -94,8 +94,8 @@ class Serving:
         """The model that a client chose; with a mixture of predictions both models are in it."""
         models = [pair.parameters(w) for w in pair.needs(weight)]
         modules = [self._finish(model, merge) for model in models]
-        mixed = modules[0] if len(modules) == 1 else MixedModel(modules[0], modules[1], weight, self._loss).eval()
-        return self._wrap(mixed)
+        module = modules[0] if len(modules) == 1 else MixedModel(modules[0], modules[1], weight, self._loss).eval()
+        return self._wrap(module)
 
     def _wrap(self, module: nn.Module) -> nn.Module:
         return wrap_model(module, self._loop.problem.data, self._inputs())
@@ -209,8 +209,8 @@ class Serving:
         prediction = chooser.mix_prediction(predict_draws(loop, state, columns), state, columns, weight)
         prediction = replace(prediction, loss=self._loss)
         if several and prediction.effective is not None and prediction.effective < (draws or 1):
-            got = f"{prediction.effective:.1f} of {draws} draws are effective after the longest chain"
-            warnings.warn(f"{got}, split R-hat is {prediction.rhat:.2f}: trust them as far as that.", stacklevel=2)
+            text = f"{prediction.effective:.1f} of {draws} draws are effective after the longest chain"
+            warnings.warn(f"{text}, split R-hat is {prediction.rhat:.2f}: trust them as far as that.", stacklevel=2)
         return prediction
 
     def calibration(

@@ -233,9 +233,15 @@ def change_settings(settings: Settings, given: Settings | None) -> Settings:
     kind("settings", given, Settings, "moiety.Settings(...)")
     hint = f"Only {', '.join(MAY_DIFFER)} may change; begin another run for the rest."
     for each in fields(Settings):
-        value, began = getattr(given, each.name), getattr(settings, each.name)
+        value, first_value = getattr(given, each.name), getattr(settings, each.name)
         if each.name not in (*MAY_DIFFER, "attackers", *BUILDERS) and value != each.default:
-            must(plain(value) == plain(began), each.name, f"{plain(began)!r}, as the run began", plain(value), hint)
+            must(
+                plain(value) == plain(first_value),
+                each.name,
+                f"{plain(first_value)!r}, as the run began",
+                plain(value),
+                hint,
+            )
     attackers = settings.attackers if given.attackers is None else given.attackers
     others = {name: getattr(given, name) for name in MAY_DIFFER if getattr(given, name) != getattr(Settings(), name)}
     return replace(settings, attackers=attackers, **others)
@@ -322,30 +328,30 @@ def _cohort_with_clock(settings: Settings, cohort: int | None, data: FederatedDa
 def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
     """Check what joins, compresses and attacks uploads; a round has at ``most`` so many."""
     for name in ("aggregator", "codec", "attack", "privacy"):
-        wanted = f"left out for {algorithm.name}, whose clients send nothing"
-        must(getattr(settings, name) is None or algorithm.aggregator is not None, name, wanted, name)
+        constraint = f"left out for {algorithm.name}, whose clients send nothing"
+        must(getattr(settings, name) is None or algorithm.aggregator is not None, name, constraint, name)
     both = (settings.attack is None) == (settings.attackers is None)
     must(both, "attackers", "given with an attack, and only then", settings.attackers)
     rule = settings.aggregator
     if rule is not None and most < rule.least:
-        got = f"{rule.spec.get('name', 'one')}, which needs at least {rule.least}"
+        fault = f"{rule.spec.get('name', 'one')}, which needs at least {rule.least}"
         hint = "Ask more clients in a round, or expect fewer Byzantine ones."
-        wanted = f"one that can join {most} uploads, the most that a round has"
-        refuse("aggregator", wanted, got, hint)
+        constraint = f"one that can join {most} uploads, the most that a round has"
+        refuse("aggregator", constraint, fault, hint)
 
 
 def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[int]:
     """The positions of the clients that were named, by names or positions, or of a share of all, drawn."""
     if isinstance(attackers, list | tuple | range | np.ndarray):
-        named = frozenset(data.index(client) for client in attackers)
-        must(len(named) < len(data), "attackers", "some of the clients", f"all {len(data)}")
-        return named
+        clients = frozenset(data.index(client) for client in attackers)
+        must(len(clients) < len(data), "attackers", "some of the clients", f"all {len(data)}")
+        return clients
     share = float(attackers)
     count = round(share * len(data))
     some = 0 < count < len(data) or share == 0
     must(some, "attackers", f"a share that comes to some of the {len(data)} clients", f"{share}, or {count} of them")
-    drawn = generator(seed, "attackers").choice(len(data), size=count, replace=False)
-    return frozenset(int(client) for client in drawn)
+    sample = generator(seed, "attackers").choice(len(data), size=count, replace=False)
+    return frozenset(int(client) for client in sample)
 
 
 def check_device(name: str) -> torch.device:
@@ -355,8 +361,8 @@ def check_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        summing = "one with float64, in which losses and weights are added up"
-        must(device.type != "mps", "device", summing, name, "Use cpu.")
+        constraint = "one with float64, in which losses and weights are added up"
+        must(device.type != "mps", "device", constraint, name, "Use cpu.")
         must(device.type in DEVICES, "device", "a device to train on", name, hint)
         torch.zeros(1, device=device)
     except MoietyError:
@@ -380,5 +386,5 @@ def check_data(data: FederatedData) -> None:
     """Check that every client has something to train on."""
     empty = np.flatnonzero(data.sizes("train") == 0)
     names = ", ".join(str(data.ids[int(i)]) for i in empty[:3])
-    got = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
-    must(len(empty) == 0, "data", "at least one training example for every client", got)
+    fault = f"none for client {names}{' and others' if len(empty) > 3 else ''}"
+    must(len(empty) == 0, "data", "at least one training example for every client", fault)

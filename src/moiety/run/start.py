@@ -51,24 +51,24 @@ def _from_folder(
     if isinstance(config.get("run"), dict):
         config["run"].pop("attackers", None)
         own = Given(**{name: value for name, value in own._asdict().items() if name not in config["run"]})
-    began, newest = read_stored_options(config, path, own), find_checkpoint(path)
-    done = int(newest.name.removeprefix("round-")) if newest else 0
-    assert began.rounds is not None
-    got = f"round {done} of {began.rounds} in {path}"
-    ended = done >= began.rounds or "stopped" in files.read_notes(path, files.read_id(path))
-    must(ended, "start", "a run that has ended", got, "Resume it first.")
+    first_options, newest = read_stored_options(config, path, own), find_checkpoint(path)
+    round = int(newest.name.removeprefix("round-")) if newest else 0
+    assert first_options.rounds is not None
+    fault = f"round {round} of {first_options.rounds} in {path}"
+    complete = round >= first_options.rounds or "stopped" in files.read_notes(path, files.read_id(path))
+    must(complete, "start", "a run that has ended", fault, "Resume it first.")
     hint = "Open it with moiety.resume and start from the run that gives."
-    known = own_part(config, "algorithm") is None
-    must(known, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
+    fits = own_part(config, "algorithm") is None
+    must(fits, "start", "a run whose folder names its algorithm", f"one of its own in {path}", hint)
     same = data.digest() == files.read_identity(path).get("data")
-    known = same or own_part(config, "data") is None
-    must(known, "start", "a run on this data, or on data that its folder names", path, hint)
-    given = Given(
+    fits = same or own_part(config, "data") is None
+    must(fits, "start", "a run on this data, or on data that its folder names", path, hint)
+    parts = Given(
         model if own_part(config, "model") else None,
         data if same else from_spec(config["data"]),
         split=split if own_part(config, "split") else None,
     )
-    return reopen(path, config, began, given, to_train=False)
+    return reopen(path, config, first_options, parts, to_train=False)
 
 
 def _check_same_clients(
@@ -76,23 +76,35 @@ def _check_same_clients(
 ) -> None:
     if ours is theirs:
         return
-    wanted, hint = "of the clients of the run it starts from", "Personal values belong to one client."
-    must(len(ours) == len(theirs), "data", wanted, f"{len(ours)} clients, not {len(theirs)}", hint)
+    constraint, hint = "of the clients of the run it starts from", "Personal values belong to one client."
+    must(len(ours) == len(theirs), "data", constraint, f"{len(ours)} clients, not {len(theirs)}", hint)
     odd = next((pair for pair in zip(ours, theirs, strict=True) if str(pair[0]) != str(pair[1])), None)
-    must(odd is None, "data", wanted, "{} in the place of {}".format(*(odd or ("", ""))), hint)
+    must(odd is None, "data", constraint, "{} in the place of {}".format(*(odd or ("", ""))), hint)
 
 
 def take_over_values(problem: Problem, earlier: Run, model: nn.Module | Task) -> Problem:
     """The problem of ``model`` with the values of the earlier run's shared model as the first ones."""
-    had, init = earlier.shared_parameters(), problem.task.init
-    lost = [name for name in had if name not in init and not _is_taken_over(name, had[name], problem.split, model)]
+    base, init = earlier.shared_parameters(), problem.task.init
+    missing = [name for name in base if name not in init and not _is_taken_over(name, base[name], problem.split, model)]
     hint = "Begin with the model that export() of that run gives, and make the split from it."
-    must(not lost, "model", "one with every name of the run it starts from", f"none called {', '.join(lost[:1])}", hint)
-    for name in (name for name in had if name in init):
-        wanted, got = tuple(had[name].shape), tuple(init[name].shape)
-        must(wanted == got, "model", f"one with {name} of shape {wanted}, as in the run it starts from", got, hint)
-    values = {name: had[name].to(value, copy=True) if name in had else value for name, value in init.items()}
-    values |= {name: values[other].clone() for name, other in problem.split.mirrors.items() if name not in had}
+    must(
+        not missing,
+        "model",
+        "one with every name of the run it starts from",
+        f"none called {', '.join(missing[:1])}",
+        hint,
+    )
+    for name in (name for name in base if name in init):
+        expected, shape = tuple(base[name].shape), tuple(init[name].shape)
+        must(
+            expected == shape,
+            "model",
+            f"one with {name} of shape {expected}, as in the run it starts from",
+            shape,
+            hint,
+        )
+    values = {name: base[name].to(value, copy=True) if name in base else value for name, value in init.items()}
+    values |= {name: values[other].clone() for name, other in problem.split.mirrors.items() if name not in base}
     return replace(problem, task=replace(problem.task, init=values))
 
 
@@ -100,8 +112,8 @@ def _is_taken_over(name: str, value: Tensor, split: Split, model: nn.Module | Ta
     """Whether a split that renames (a second model beside the first) was made from a model with that very value."""
     if split.model is None or isinstance(model, Task):
         return False
-    given = tree.module_tensors(model)
-    return name in given and torch.equal(given[name], value.to(given[name]))
+    tensors = tree.module_tensors(model)
+    return name in tensors and torch.equal(tensors[name], value.to(tensors[name]))
 
 
 def take_over_states(problem: Problem, algorithm: Algorithm, earlier: Run) -> dict[int, Tree]:
@@ -115,8 +127,8 @@ def take_over_states(problem: Problem, algorithm: Algorithm, earlier: Run) -> di
     states: dict[int, Tree] = {}
     for client in store.owners():
         (state,) = store.get([client])
-        had = before.personal_model(received, state)[1]
-        own = {name: had[name].to(value) for name, value in first.items() if name in had}
+        parameters = before.personal_model(received, state)[1]
+        own = {name: parameters[name].to(value) for name, value in first.items() if name in parameters}
         if own:
             states[client] = algorithm.init_client({**shared, **statistics}, {**first, **own})
     return states

@@ -81,6 +81,11 @@ class TensorBoard(Callback):
 
     Args:
         dir: where to; by default ``tensorboard`` in the run's folder. Leave it out for a pipeline.
+
+    >>> import moiety as mo
+    >>> board = mo.callbacks.TensorBoard("runs/board")  # then mo.fit(..., callbacks=[board])
+    >>> board.dir
+    'runs/board'
     """
 
     def __init__(self, dir: str | os.PathLike[str] | None = None) -> None:
@@ -93,9 +98,9 @@ class TensorBoard(Callback):
         module = import_tracker("torch.utils.tensorboard", "tensorboard")
         must(self.dir is not None or run.folder is not None, "dir", "given for a run without a folder", "nothing")
         place = self.dir or run.folder / "tensorboard"  # type: ignore[operator]
-        done = run._loop.progress.round
-        self.writer = module.SummaryWriter(str(place), purge_step=done + 1 if done else None)
-        if not done:
+        round = run._loop.progress.round
+        self.writer = module.SummaryWriter(str(place), purge_step=round + 1 if round else None)
+        if not round:
             lines = [f"| {name} | {value} |" for name, value in flatten_config(run.config).items()]
             self.writer.add_text("parameters", "\n".join(["| parameter | value |", "|---|---|", *lines]), 0)
 
@@ -127,6 +132,11 @@ class MLflow(Callback):
         experiment: its name; made where it is not there.
         uri: of the tracking store, as in ``sqlite:///runs.db``; by default as MLflow is set up.
         name: of the run; by default that of its folder.
+
+    >>> import moiety as mo
+    >>> tracker = mo.callbacks.MLflow("hospitals", uri="sqlite:///runs.db")  # then mo.fit(..., callbacks=[tracker])
+    >>> tracker.experiment, tracker.uri
+    ('hospitals', 'sqlite:///runs.db')
     """
 
     def __init__(self, experiment: str = "moiety", uri: str | None = None, name: str | None = None) -> None:
@@ -140,11 +150,11 @@ class MLflow(Callback):
         """Begin a run, or go on with the one that this run began earlier."""
         self.client = import_tracker("mlflow", "mlflow").MlflowClient(tracking_uri=self.uri)
         self.histograms = {}
-        known = self.client.get_experiment_by_name(self.experiment)
-        experiment = known.experiment_id if known else self.client.create_experiment(self.experiment)
+        entry = self.client.get_experiment_by_name(self.experiment)
+        experiment = entry.experiment_id if entry else self.client.create_experiment(self.experiment)
         own = run._loop.progress.run
-        tagged = f"tags.moiety = '{own}'"
-        earlier = self.client.search_runs([experiment], filter_string=tagged) if own else []
+        query = f"tags.moiety = '{own}'"
+        earlier = self.client.search_runs([experiment], filter_string=query) if own else []
         if earlier:
             self.id = earlier[0].info.run_id
             self.client.update_run(self.id, status="RUNNING")
@@ -183,6 +193,11 @@ class WandB(Callback):
         name: of the run; by default that of its folder.
         mode: ``online``, ``offline`` or ``disabled``; by default as W&B is set up.
         dir: where W&B keeps its files; by default as it is set up.
+
+    >>> import moiety as mo
+    >>> tracker = mo.callbacks.WandB("hospitals", mode="offline")  # then mo.fit(..., callbacks=[tracker])
+    >>> tracker.project, tracker.mode
+    ('hospitals', 'offline')
     """
 
     def __init__(

@@ -43,17 +43,17 @@ def train(run: Run, callbacks: Callbacks) -> Run:
     with one_thread(), _close_at_end(run, identity):
         stop = callbacks.tell("on_start", run)
         while loop.progress.round < loop.rounds and not stop:
-            began = time.perf_counter()
+            start = time.perf_counter()
             record = loop.run_round()
-            seconds += time.perf_counter() - began
+            seconds += time.perf_counter() - start
             train_loss = record.train_loss
             _log_dropped(record)
             if _is_due(loop, options["evaluate_every"]):
                 row = _add_row(run, record.train_loss, seconds)
                 record = replace(record, evaluation=row)
-                diverged = explain_losses(run.history) if loop.has_large_loss(run.history) else None
-                if diverged:
-                    loop.report_divergence("losses", diverged)
+                explanation = explain_losses(run.history) if loop.has_large_loss(run.history) else None
+                if explanation:
+                    loop.report_divergence("losses", explanation)
             last = loop.progress.round == loop.rounds
             if folder and _is_due(loop, options["checkpoint_every"]) and (is_good(run) or last):
                 save_checkpoint(folder, loop.progress, identity)
@@ -135,17 +135,17 @@ def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
         if now.round and not loop.has_large_loss(run.history):
             save_checkpoint(run.folder, now, identity)
         newest = find_checkpoint(run.folder)
-        kept = f"a checkpoint of round {round_of(newest)}" if newest else "no checkpoint"
-        kept += f" with the models of round {now.round - now.barren}" if newest and now.barren else ""
-        raise DivergenceError(f"{error} There is {kept} in {run.folder}.") from None
+        checkpoint = f"a checkpoint of round {round_of(newest)}" if newest else "no checkpoint"
+        checkpoint += f" with the models of round {now.round - now.barren}" if newest and now.barren else ""
+        raise DivergenceError(f"{error} There is {checkpoint} in {run.folder}.") from None
     finally:
         loop.close()
 
 
 def _is_due(loop: Loop, every: int) -> bool:
     """Whether the round that has just ended is a multiple of ``every``, or the last."""
-    done = loop.progress.round
-    return done == loop.rounds or done % every == 0
+    round = loop.progress.round
+    return round == loop.rounds or round % every == 0
 
 
 def _write_engine(run: Run, engine: Engine) -> None:

@@ -29,14 +29,14 @@ def score_unseen(loop: Loop, loss: str | None, part: str) -> list[Row]:
         return []
     guests = replace(problem, data=data, columns=to_tensors(data.columns, problem.task, problem.device))
     states: dict[int, Tree] = {}
-    lost = []
+    failures = []
     for at in range(len(data)):
         try:
             states[at] = newcomer_state(loop, loss, data.at(at, "train"), 1)
         except MoietyError as error:
-            lost.append(f"{data.ids[at]} ({error})")
-    if lost:
-        text = f"{len(lost)} of {len(data)} clients that training never sees have no model, the first {lost[0]}"
+            failures.append(f"{data.ids[at]} ({error})")
+    if failures:
+        text = f"{len(failures)} of {len(data)} clients that training never sees have no model, the first {failures[0]}"
         warnings.warn(text, stacklevel=2)
     algorithm = replace(loop.algorithm, stateful=True)  # the states are made already
     store = Store(lambda: problem.first_state(algorithm))
@@ -50,6 +50,6 @@ def score_unseen(loop: Loop, loss: str | None, part: str) -> list[Row]:
 
 def _without_scores(row: Row) -> Row:
     """The row of a client that has no model."""
-    kept = ("client", "n", "n_test")
-    blank = {key: False if key == "hurt" else 0.0 if key == "weight" else np.nan for key in row if key not in kept}
+    keys = ("client", "n", "n_test")
+    blank = {key: False if key == "hurt" else 0.0 if key == "weight" else np.nan for key in row if key not in keys}
     return {**row, **blank, "weight": 0.0}

@@ -50,14 +50,14 @@ def verify(folder: str | os.PathLike[str], *, data: bool | FederatedData = False
     ...     mo.verify(f"{folder}/run")
     []
     """
-    wanted = "the folder of a run, of a pipeline, of a recipe or of data"
-    check_path("folder", folder, wanted)
+    constraint = "the folder of a run, of a pipeline, of a recipe or of data"
+    check_path("folder", folder, constraint)
     kind("data", data, (bool, FederatedData), "True, False or federated data")
     path = Path(folder)
     runs, check = list_runs(path), _Check(data)
     notes = {PIPELINE: _verify_pipeline, RECIPE: _verify_recipe}
     marks = [name for name in notes if (path / name).is_file()]
-    must(bool(runs or marks or holds_data(path)), "folder", wanted.replace("the folder", "one"), path)
+    must(bool(runs or marks or holds_data(path)), "folder", constraint.replace("the folder", "one"), path)
     if holds_data(path):
         check.ask(lambda: open_folder(path, read_all=True))
     for name in marks:
@@ -97,11 +97,11 @@ class _Check:
 
     def read_data(self, config: dict[str, Any], folder: Path) -> tuple[FederatedData, Digest]:
         """The data of a run, given or made again from what its file names, and the digest of all its bytes."""
-        given = isinstance(self.data, FederatedData)
-        own = own_part(config, "data") is not None and not given
+        explicit = isinstance(self.data, FederatedData)
+        own = own_part(config, "data") is not None and not explicit
         hint = "In Python, give it as moiety.verify(folder, data=...)."
         must(not own, "data", f"given for the run in {folder}, whose file cannot name it", "nothing", hint)
-        table = "" if given else json.dumps(config["data"], sort_keys=True)
+        table = "" if explicit else json.dumps(config["data"], sort_keys=True)
         if table not in self.known:
             data = self.data if isinstance(self.data, FederatedData) else from_spec(config["data"])
             data = replace(data, mapped={})  # without the digests that are kept beside columns
@@ -140,19 +140,19 @@ def _verify_run(folder: Path, check: _Check) -> None:
             check.ask(read_tensors, folder / f"{name}.safetensors", identity[name])
     if check.data is not False and config:
         check.ask(_verify_data, folder, identity, config, check)
-    fitted = identity["data"].get("preprocessing") if isinstance(identity.get("data"), dict) else None
-    if fitted is not None:
-        check.ask(files.read_preprocessing, folder, run, fitted)
+    checksum = identity["data"].get("preprocessing") if isinstance(identity.get("data"), dict) else None
+    if checksum is not None:
+        check.ask(files.read_preprocessing, folder, run, checksum)
     newest = find_checkpoint(folder)
-    noted = check.ask(check_newest, folder, newest, run)
+    note = check.ask(check_newest, folder, newest, run)
     state, tensors = (newest and check.ask(read_checkpoint, newest, run)) or ({}, {})
     if (newest is None and (folder / "clients" / LAYOUT).exists()) or state.get("index"):
         changes = tensors[INDEX]["changes"].numpy() if tensors else np.zeros((0, 4), dtype=np.int64)
         check.ask(_verify_clients, folder, run, state, changes, check)
     if state:
         check.ask(_verify_history, folder, run, state["round"], config.get("run", {}))
-    if newest and state and noted is not None:
-        check.problems += files.find_lost(folder, newest, noted).values()
+    if newest and state and note is not None:
+        check.problems += files.find_lost(folder, newest, note).values()
     ended_with = dict[str, Any]()
     if (folder / files.LEDGER).exists() and check.ask(files.read_results, folder, run) is not None:
         check.ask(files.read_unseen, folder, run)
@@ -193,8 +193,8 @@ def _verify_clients(folder: Path, run: str, state: dict[str, Any], changes: Any,
         check.ask(records.read, client)
 
 
-def _verify_history(folder: Path, run: str, done: int, options: dict[str, Any]) -> None:
-    _, lost = files.read_history_until(folder, run, done, options)
-    if lost:
-        got = f"none of round {', '.join(map(str, lost[:10]))} in {folder / files.HISTORY}"
-        raise MoietyError(message(files.HISTORY, "whole, with a row for each evaluation", got))
+def _verify_history(folder: Path, run: str, round: int, options: dict[str, Any]) -> None:
+    _, missing = files.read_history_until(folder, run, round, options)
+    if missing:
+        fault = f"none of round {', '.join(map(str, missing[:10]))} in {folder / files.HISTORY}"
+        raise MoietyError(message(files.HISTORY, "whole, with a row for each evaluation", fault))

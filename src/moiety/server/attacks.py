@@ -48,6 +48,13 @@ class Attack(Recorded):
     ``forge`` is the rule on stacked vectors; without one attackers send what they have. Where it draws (``gaussian``),
     ``send`` must be given a generator, one for each round, from ``moiety.random.generator``. ``labels``
     is done to the labels or targets that attackers train on.
+
+    An attack of your own, in which attackers send nothing but zeros:
+
+    >>> idle = Attack(lambda honest, own, generator: torch.zeros_like(own))
+    >>> update = ClientUpdate({"w": torch.tensor([1.0, -3.0])}, torch.tensor(1.0), {})
+    >>> idle.send(honest=[update], own=[update])[0].upload  # then Settings(attack=idle, attackers=0.2)
+    {'w': tensor([0., 0.])}
     """
 
     forge: Forge | None = None
@@ -180,7 +187,13 @@ def mimic_target(rounds: Tensor) -> int:
 
 @recorded
 def gaussian(*, std: float) -> Attack:
-    """``N(0, std^2 I)`` from each, drawn anew (Blanchard et al. 2017, who take 200 for ``std``)."""
+    """``N(0, std^2 I)`` from each, drawn anew (Blanchard et al. 2017, who take 200 for ``std``).
+
+    >>> own = torch.ones(1, 10_000)
+    >>> sent = gaussian(std=200.0).forge(torch.ones(3, 10_000), own, np.random.default_rng(0))
+    >>> 190 < float(sent.std()) < 210
+    True
+    """
     positive("std", std)
 
     def forge(honest: Tensor, own: Tensor, generator: np.random.Generator | None) -> Tensor:
@@ -191,7 +204,11 @@ def gaussian(*, std: float) -> Attack:
 
 @recorded
 def not_finite() -> Attack:
-    """NaN in every coordinate: what a client sends whose training diverged; it is to be dropped, never averaged."""
+    """NaN in every coordinate: what a client sends whose training diverged; it is to be dropped, never averaged.
+
+    >>> not_finite().forge(torch.zeros(1, 2), torch.tensor([[1.0, -3.0]]), None).tolist()
+    [[nan, nan]]
+    """
     return Attack(lambda honest, own, generator: torch.full_like(own, float("nan")))
 
 

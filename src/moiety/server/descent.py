@@ -45,8 +45,8 @@ def assemble_descent(
 
 def sum_features(updates: Sequence[ClientUpdate]) -> Params:
     """``sum_i a_i x_i``, but for the largest features, of which the largest is taken."""
-    joined = weighted_sum(updates)
-    for name in joined:
+    sums = weighted_sum(updates)
+    for name in sums:
         if name.startswith(LARGEST):
-            joined[name] = torch.stack([update.upload[name] for update in updates]).amax(0)
-    return joined
+            sums[name] = torch.stack([update.upload[name] for update in updates]).amax(0)
+    return sums

@@ -89,9 +89,9 @@ def _measure_rise(z: Tensor, y: Tensor, spread: Tensor, nu: float) -> Tensor:
     |x - y| - |x - z| is the difference of the squares over the sum: the length of far clients must not drown it.
     """
     from_z, from_y = (spread - z).norm(dim=1), (spread - y).norm(dim=1)
-    apart = (2 * spread - z - y) @ (z - y) / (from_z + from_y)
+    gaps = (2 * spread - z - y) @ (z - y) / (from_z + from_y)
     near = torch.minimum(from_z, from_y) < nu
-    return torch.where(near, _smooth_distances(from_y, nu) - _smooth_distances(from_z, nu), apart).sum()
+    return torch.where(near, _smooth_distances(from_y, nu) - _smooth_distances(from_z, nu), gaps).sum()
 
 
 def _bound_distance(distances: Tensor, nu: float) -> Tensor:

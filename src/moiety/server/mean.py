@@ -53,8 +53,8 @@ class RunningSum:
             self.types.setdefault(name, x.dtype)
             sums = self.sums.get(name)
             if alike and x.dtype in WIDE and x.is_contiguous():  # a product with 1 changes no bit
-                added = x.sum(0)
-                self.sums[name] = added if sums is None else sums.add_(added)
+                total = x.sum(0)
+                self.sums[name] = total if sums is None else sums.add_(total)
                 continue
             if sums is None:
                 wide = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else torch.float64

@@ -34,13 +34,13 @@ def _functional(
 
     @torch.no_grad()
     def run(shared: Params, change: Params, state: Tree) -> tuple[Params, Tree]:
-        moved = {n: p.clone() for n, p in shared.items()}
-        kept = {
+        params = {n: p.clone() for n, p in shared.items()}
+        states = {
             name: {k: v.clone() for k, v in state[name].items()} if name in state else first(p)
-            for name, p in moved.items()
+            for name, p in params.items()
         }
-        move(list(moved.values()), [-change[n] for n in moved], list(kept.values()))
-        return moved, kept
+        move(list(params.values()), [-change[n] for n in params], list(states.values()))
+        return params, states
 
     return ServerOptimiser(lambda shared: {}, run)
 
@@ -104,7 +104,15 @@ def adam(*, lr: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e
 
 @recorded
 def adagrad(*, lr: float, eps: float = 1e-10) -> ServerOptimiser:
-    """FedAdagrad; the sum of squares starts at eps^2, the least that Reddi et al. 2021 allow."""
+    """FedAdagrad; the sum of squares starts at eps^2, the least that Reddi et al. 2021 allow.
+
+    However large the clients' mean change is, the first step is ``lr`` long in every number:
+
+    >>> rule = adagrad(lr=0.1)  # then fedavg(shared=0.5, server=rule)
+    >>> moved, state = rule.step({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, -4.0])}, {})
+    >>> [round(w, 3) for w in moved["w"].tolist()]
+    [0.1, -0.1]
+    """
     _check(lr, eps=eps)
 
     def first(p: Tensor) -> State:
@@ -129,6 +137,11 @@ def yogi(*, lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-
     """FedYogi, with the constants of Reddi et al. 2021 (no bias correction, second moment starts at eps^2).
 
     Yogi (Zaheer et al. 2018) is Adam with an additive second moment, v <- v - (1 - b2) sign(v - g^2) g^2.
+
+    >>> rule = yogi(lr=0.1)  # then fedavg(shared=0.5, server=rule)
+    >>> moved, state = rule.step({"w": torch.zeros(2)}, {"w": torch.tensor([1.0, -4.0])}, {})
+    >>> [round(w, 3) for w in moved["w"].tolist()]
+    [0.099, -0.1]
     """
     _check(lr, beta1, beta2, eps)
 

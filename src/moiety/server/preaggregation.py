@@ -26,6 +26,14 @@ def bucketing(*, size: int, then: Aggregator) -> Aggregator:
     The permutation comes from the generator given to ``aggregate`` and is applied to the vectors in lexicographic
     order: with the same generator the order of the updates does not matter. One deviation: a last, smaller bucket is
     divided by its own size rather than by s, which would shrink it towards 0.
+
+    However six clients are dealt to three buckets, the one that sends 100 spoils one of them:
+
+    >>> import moiety as mo
+    >>> rule = bucketing(size=2, then=mo.aggregator.median())  # then Settings(aggregator=rule)
+    >>> vectors = torch.tensor([[1.0], [1.0], [1.0], [1.0], [1.0], [100.0]])
+    >>> rule.join(vectors, mo.random.generator(0, "aggregate", 0)).tolist()
+    [1.0]
     """
     whole("size", size, 1)
     kind("then", then, Aggregator, "an aggregator", HINT)

@@ -52,6 +52,13 @@ class Aggregator(Recorded):
     ``join`` is the rule on stacked vectors; ``least`` is how many of them it needs. Where it draws (``bucketing``),
     ``aggregate`` must be given a generator, one for each round: ``moiety.random.generator(seed, "aggregate", round)``.
     ``expecting_fewer(k)`` makes the same rule for k Byzantine clients less; None where the rule counts none.
+
+    A rule of your own, the middle between the least and the greatest:
+
+    >>> middle = Aggregator(lambda vectors, generator: (vectors.amin(0) + vectors.amax(0)) / 2)
+    >>> updates = [ClientUpdate({"w": torch.tensor([value])}, torch.tensor(1.0), {}) for value in (1.0, 2.0, 7.0)]
+    >>> middle.aggregate(updates)  # then Settings(aggregator=middle)
+    {'w': tensor([4.])}
     """
 
     join: Join
@@ -69,12 +76,12 @@ class Aggregator(Recorded):
         if self.weighted:
             return weighted_mean(updates)
         first = updates[0].upload
-        joined: Params = {}
+        floats: Params = {}
         if any(x.is_floating_point() for x in first.values()):
             vectors = stack_uploads(updates).clamp_(-LARGEST, LARGEST)
             order = torch.unique(vectors, dim=0, return_inverse=True)[1].argsort(stable=True)
-            joined = from_vector(self.join(vectors[order], generator), take_floats(first))
-        return {n: joined[n] if n in joined else _whole_median([u.upload[n] for u in updates]) for n in first}
+            floats = from_vector(self.join(vectors[order], generator), take_floats(first))
+        return {n: floats[n] if n in floats else _whole_median([u.upload[n] for u in updates]) for n in first}
 
 
 def stack_uploads(updates: Sequence[ClientUpdate]) -> Tensor:
@@ -94,8 +101,8 @@ def _check(updates: Sequence[ClientUpdate]) -> None:
 
 
 def _whole_median(values: list[Tensor]) -> Tensor:
-    ordered = torch.stack(values).long().sort(0).values
-    low, high = ordered[(len(values) - 1) // 2], ordered[len(values) // 2]
+    rows = torch.stack(values).long().sort(0).values
+    low, high = rows[(len(values) - 1) // 2], rows[len(values) // 2]
     return (low + (high - low) // 2).to(values[0].dtype)
 
 
@@ -123,6 +130,11 @@ def mean() -> Aggregator:
     """The mean ``sum_i a_i x_i / sum_i a_i`` by the clients' weights; not robust, one client can move it anywhere.
 
     Behind ``bucketing`` or ``nearest_neighbour_mixing`` weights are gone and it is the plain mean.
+
+    >>> pairs = [(0.0, 3.0), (4.0, 1.0)]
+    >>> updates = [ClientUpdate({"w": torch.tensor([value])}, torch.tensor(weight), {}) for value, weight in pairs]
+    >>> mean().aggregate(updates)
+    {'w': tensor([1.])}
     """
     return Aggregator(lambda vectors, generator: vectors.mean(0), weighted=True)
 
@@ -141,8 +153,8 @@ def median() -> Aggregator:
 
 def coordinate_median(vectors: Tensor) -> Tensor:
     """The median of each column, between the two in the middle for an even count."""
-    ordered = vectors.sort(0).values
-    return (ordered[(len(vectors) - 1) // 2] + ordered[len(vectors) // 2]) / 2
+    rows = vectors.sort(0).values
+    return (rows[(len(vectors) - 1) // 2] + rows[len(vectors) // 2]) / 2
 
 
 @recorded

@@ -86,17 +86,17 @@ def adapters(
     """
     whole("width", width, 1)
 
-    def find(copied: nn.Module) -> list[Spot]:
+    def find(clone: nn.Module) -> list[Spot]:
         if targets:
-            return _find_spots(copied, targets, width)
-        spots = [*_find_in_transformer_blocks(copied, width), *_find_in_residual_blocks(copied)]
+            return _find_spots(clone, targets, width)
+        spots = [*_find_in_transformer_blocks(clone, width), *_find_in_residual_blocks(clone)]
         constraint = "a module with transformer blocks, or with residual blocks of 3 x 3 convolutions and norms"
-        hint = f"Name the modules to adapt with targets=[...], for instance {_list_candidates(copied, CONVS)}."
+        hint = f"Name the modules to adapt with targets=[...], for instance {_list_candidates(clone, CONVS)}."
         must(bool(spots), "model", constraint, type(model).__name__, hint)
         return spots
 
     patterns = {"frozen": frozen, "shared": shared}
-    personal = _find_personal_norms if norms else lambda copied: set()
+    personal = _find_personal_norms if norms else lambda clone: set()
     return graft(model, find, seed, "adapters", **patterns, running_stats=running_stats, personal=personal)
 
 
@@ -140,9 +140,9 @@ def lora(
     if alpha is not None:
         positive("alpha", alpha)
 
-    def find(copied: nn.Module) -> Iterator[Spot]:
+    def find(clone: nn.Module) -> Iterator[Spot]:
         small: dict[str, int] = {}
-        for name, layer in _find_low_rank_layers(copied, targets).items():
+        for name, layer in _find_low_rank_layers(clone, targets).items():
             own = min(rank, *layer_sides(layer))
             if own < rank:
                 small[name] = own
@@ -201,11 +201,11 @@ def _make_norm_like(order: list[Layer], conv: Conv) -> nn.Module:
     """A new norm like the first one after the convolution, if that has as many channels."""
     channels = conv.out_channels
     at = next((place for place, layer in enumerate(order) if layer.module is conv), len(order))
-    following = next((layer.module for layer in order[at:] if is_norm(layer.module)), None)
-    if isinstance(following, nn.GroupNorm) and following.num_channels == channels:
-        return nn.GroupNorm(following.num_groups, channels, eps=following.eps)
-    if isinstance(following, _NormBase) and following.num_features == channels:
-        norm = copy.deepcopy(following).requires_grad_()
+    neighbour = next((layer.module for layer in order[at:] if is_norm(layer.module)), None)
+    if isinstance(neighbour, nn.GroupNorm) and neighbour.num_channels == channels:
+        return nn.GroupNorm(neighbour.num_groups, channels, eps=neighbour.eps)
+    if isinstance(neighbour, _NormBase) and neighbour.num_features == channels:
+        norm = copy.deepcopy(neighbour).requires_grad_()
         norm.reset_parameters()
         return norm
     return nn.GroupNorm(1, channels)
@@ -238,10 +238,10 @@ def _match_targets(
 def _get_output_width(name: str, module: nn.Module) -> int:
     """The width of a module's output: that of its last linear layer, embedding or layer norm, as registered."""
     kinds = (nn.Linear, nn.Embedding, nn.LayerNorm)
-    known = [m for m in module.modules() if isinstance(m, kinds) or is_conv1d(m)]
+    layers = [m for m in module.modules() if isinstance(m, kinds) or is_conv1d(m)]
     hint = "Give a convolution, or a module with a linear layer."
-    must(bool(known), "targets", "modules with an output of known width", f"{name} ({type(module).__name__})", hint)
-    last = known[-1]
+    must(bool(layers), "targets", "modules with an output of known width", f"{name} ({type(module).__name__})", hint)
+    last = layers[-1]
     if isinstance(last, nn.Linear):
         return last.out_features
     if is_conv1d(last):
@@ -266,19 +266,19 @@ def _find_low_rank_layers(model: nn.Module, targets: Patterns) -> dict[str, nn.M
     """The layers that the globs match. By default all linear ones, where these are more than the output layer."""
     attention = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     inside = {id(m) for module in attention for m in module.modules()}
-    known = {n: m for n, m in model.named_modules() if id(m) not in inside}
-    linear = {n: m for n, m in known.items() if isinstance(m, nn.Linear) or is_conv1d(m)}
-    convs = {n: m for n, m in known.items() if isinstance(m, nn.Conv2d) and m.groups == 1}
+    modules = {n: m for n, m in model.named_modules() if id(m) not in inside}
+    linear = {n: m for n, m in modules.items() if isinstance(m, nn.Linear) or is_conv1d(m)}
+    convs = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d) and m.groups == 1}
     if targets != "*":
         layers = _match_targets({**linear, **convs}, targets, matches, "a linear layer or an nn.Conv2d that is called")
         must(bool(layers), "targets", "at least one glob", repr(targets))
         return layers
     head = {id(layer.module) for layer in find_head(model)}
     hint = f"Name the layers to adapt, for instance targets=[{_list_candidates(model, (nn.Conv2d,))}]."
-    got = f"{', '.join(linear) or 'no linear layer'} alone in {type(model).__name__}"
+    fault = f"{', '.join(linear) or 'no linear layer'} alone in {type(model).__name__}"
     others = [layer for layer in list_layers(model) if not is_norm(layer.module) and id(layer.module) not in head]
     enough = not others or any(id(layer) not in head for layer in linear.values())
-    must(bool(linear) and enough, "targets", "given where only an output layer is linear, or nothing", got, hint)
+    must(bool(linear) and enough, "targets", "given where only an output layer is linear, or nothing", fault, hint)
     return linear
 
 

@@ -177,7 +177,7 @@ def graft(
     frozen: Patterns,
     shared: Patterns,
     running_stats: str,
-    personal: Callable[[nn.Module], set[str]] = lambda copied: set(),
+    personal: Callable[[nn.Module], set[str]] = lambda clone: set(),
 ) -> Split:
     """The split of a copy of ``model`` with a personal graft, called ``adapter``, in every spot that ``find`` gives.
 
@@ -194,10 +194,10 @@ def graft(
     whole("seed", seed, 0, SEED)
     original = read_names(model)
     groups = original.match(frozen=frozen, shared=shared)
-    copied = copy.deepcopy(model)
-    like = next(copied.parameters())
-    personal_names = personal(copied).difference(*groups.values())
-    spots = list(find(copied))
+    clone = copy.deepcopy(model)
+    like = next(clone.parameters())
+    personal_names = personal(clone).difference(*groups.values())
+    spots = list(find(clone))
     with torch_seed(seed, purpose):
         for spot in spots:
             home = _find_home(spot.module)
@@ -211,6 +211,6 @@ def graft(
             )
             home.add_module("adapter", spot.make().to(like.device, like.dtype).train(home.training))
             spot.module.register_forward_hook(spot.hook, with_kwargs=True)
-    listing = read_names(copied)
+    listing = read_names(clone)
     new = set(listing.parameters) - set(original.parameters)
     return listing.split({"personal": new | personal_names, **groups}, running_stats, original=model)

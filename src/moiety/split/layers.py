@@ -38,12 +38,12 @@ def is_norm(module: nn.Module) -> bool:
 
 def list_layers(model: nn.Module) -> list[Layer]:
     """The layers that own parameters, in the order of registration, each once."""
-    seen: set[int] = set()
+    ids: set[int] = set()
 
     def visit(name: str, module: nn.Module) -> Iterator[Layer]:
-        if id(module) in seen:
+        if id(module) in ids:
             return
-        seen.add(id(module))
+        ids.add(id(module))
         inner = [(n, m) for n, m in module.named_children() if _has_parameters(m)]
         if _has_parameters(module) and (not inner or _is_one_layer(module)):
             yield Layer(name, module)
@@ -168,13 +168,13 @@ def check_not_tied(model: nn.Module, personal: list[Layer], builder: str) -> Non
     """Raise where another layer uses a parameter of the personal ones too."""
     inside = {id(module) for layer in personal for module in layer.module.modules()}
     outside = [(name, module) for name, module in model.named_modules() if id(module) not in inside]
-    used = {id(value): join_names(name, p) for name, module in outside for p, value in module._parameters.items()}
+    names = {id(value): join_names(name, p) for name, module in outside for p, value in module._parameters.items()}
     for layer in personal:
         for name, value in layer.module.named_parameters():
-            elsewhere = used.get(id(value))
-            got = f"{join_names(layer.name, name)} tied to {elsewhere}"
+            elsewhere = names.get(id(value))
+            fault = f"{join_names(layer.name, name)} tied to {elsewhere}"
             hint = f"Say with by_name what is personal instead of {builder}."
-            must(elsewhere is None, "model", "one whose chosen layer has its parameters to itself", got, hint)
+            must(elsewhere is None, "model", "one whose chosen layer has its parameters to itself", fault, hint)
 
 
 @keep_personal
@@ -182,8 +182,8 @@ def output_layer(model: nn.Module) -> list[Layer]:
     """Keep the last layer that is no normalisation personal, and share what comes before.
 
     Output-layer personalisation of Collins et al. (2021) and Table 7 of Pillutla et al. (2022). Where the model has a
-    child called ``classifier``, ``score``, ``fc`` or ``head``, it is the last layer in there. ``frozen``, ``shared``
-    and ``running_stats`` are as in ``by_name``.
+    child called ``classifier``, ``score``, ``fc``, ``head``, ``lm_head`` or ``qa_outputs``, it is the last layer in
+    there. ``frozen``, ``shared`` and ``running_stats`` are as in ``by_name``.
 
     >>> output_layer(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).personal
     ('2.weight', '2.bias')
@@ -337,6 +337,6 @@ def _split_norms(
     listing = read_names(model)
     norms = [Layer(name, module) for name, module in model.named_modules() if is_one(module)]
     split = _split_layers(listing, norms, "this split", frozen, shared, running_stats)
-    got, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
-    must(bool(norms and split.personal), "model", f"a module with {described} to keep", got, hint)
+    fault, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
+    must(bool(norms and split.personal), "model", f"a module with {described} to keep", fault, hint)
     return split

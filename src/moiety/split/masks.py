@@ -107,8 +107,8 @@ def _share_by_erk(sides: Mapping[str, int], sizes: Mapping[str, int], active: in
     full: set[str] = set()
     while True:
         open_sides = sum(side for name, side in sides.items() if name not in full)
-        left = active - sum(sizes[name] for name in full)
-        scale = Fraction(left, open_sides) if open_sides else Fraction(0)
+        rest = active - sum(sizes[name] for name in full)
+        scale = Fraction(rest, open_sides) if open_sides else Fraction(0)
         over = {name for name, side in sides.items() if name not in full and scale * side > sizes[name]}
         if not over:
             return {name: Fraction(sizes[name]) if name in full else scale * sides[name] for name in sizes}
@@ -169,8 +169,8 @@ def _draw_common(
 ) -> tuple[tuple[str, Tensor], ...]:
     like = {name: torch.empty(shape, device="meta") for name, shape, _ in layers}
     key = torch.zeros((), dtype=torch.int64, device=device)
-    drawn = draw_masks(key, like, {name: count for name, _, count in layers}, "mask", seed)
-    return tuple(drawn.items())
+    masks = draw_masks(key, like, {name: count for name, _, count in layers}, "mask", seed)
+    return tuple(masks.items())
 
 
 def anneal_rate(rate: float, elapsed: float) -> float:
@@ -218,12 +218,12 @@ def update_mask(
     if not count:
         return mask.clone()
     pruned = mask_smallest(weight, mask, count)
-    kept = mask & ~pruned
+    rest = mask & ~pruned
     if regrow_pruned:
-        return kept | mask_highest(_mark_last(score, kept), count)
+        return rest | mask_highest(_mark_last(score, rest), count)
     if count <= dormant:
-        return kept | mask_highest(_mark_last(score, mask), count)
-    return kept | ~mask | mask_highest(_mark_last(score, ~pruned), count - dormant)
+        return rest | mask_highest(_mark_last(score, mask), count)
+    return rest | ~mask | mask_highest(_mark_last(score, ~pruned), count - dormant)
 
 
 def _mark_last(score: Tensor, last: Tensor) -> Tensor:
@@ -233,5 +233,5 @@ def _mark_last(score: Tensor, last: Tensor) -> Tensor:
 
 def hamming_distance(one: Params, other: Params) -> Tensor:
     """The Hamming distance of two models' masks as a share of all masked weights."""
-    differing = [(mask != other[name]).sum() for name, mask in one.items()]
-    return sum(differing, torch.zeros(())) / max(1, sum(mask.numel() for mask in one.values()))
+    counts = [(mask != other[name]).sum() for name, mask in one.items()]
+    return sum(counts, torch.zeros(())) / max(1, sum(mask.numel() for mask in one.values()))

@@ -66,8 +66,8 @@ class Listing:
                 names = {name for alias, name in self.aliases.items() if matches(alias, pattern)}
                 if not names:
                     # Without wildcards at the end: "haed.*" is nearest to the module "head".
-                    known = {path for alias in self.aliases for path in list_paths(alias)}
-                    hint = near(pattern.rstrip(".*") or pattern, known)
+                    paths = {path for alias in self.aliases for path in list_paths(alias)}
+                    hint = near(pattern.rstrip(".*") or pattern, paths)
                     constraint = "patterns that each match a parameter, a buffer or a module"
                     refuse(group, constraint, repr(pattern), hint)
                 groups[group] |= names
@@ -103,8 +103,8 @@ class Listing:
             group_of.setdefault(name, "frozen")
         loose = [name for name in self.buffers if name not in group_of]
         hint = f"Add frozen=[{', '.join(map(repr, loose[:3]))}{', ...' if len(loose) > 3 else ''}], or share them."
-        got = f"nothing for {list_first(loose)}"
-        must(not loose, "frozen", "set for floating buffers that are no running statistics", got, hint)
+        fault = f"nothing for {list_first(loose)}"
+        must(not loose, "frozen", "set for floating buffers that are no running statistics", fault, hint)
         personal, frozen, shared = (tuple(name for name in self.names if group_of[name] == g) for g in GROUPS)
         split = Split(
             shared=shared,
@@ -120,14 +120,14 @@ class Listing:
         """Raise where a name is in two groups, or one to be trained requires no gradient."""
         for one, other in combinations(GROUPS, 2):
             both = [name for name in self.names if name in groups.get(one, ()) and name in groups.get(other, ())]
-            got, hint = list_first(both), "Leave each in one of the two."
-            must(not both, one, f"free of names that `{other}` has too", got, hint)
+            fault, hint = list_first(both), "Leave each in one of the two."
+            must(not both, one, f"free of names that `{other}` has too", fault, hint)
         fixed = set(self.parameters) - set(self.trainable)
         for group in ("personal", "shared"):
             wrong = [name for name in self.parameters if name in fixed and name in groups.get(group, ())]
-            got = f"{list_first(wrong)} with requires_grad=False"
+            fault = f"{list_first(wrong)} with requires_grad=False"
             hint = "Call requires_grad_(True) on it, or leave it frozen with by_name."
-            must(not wrong, group, "parameters that ask for a gradient", got, hint)
+            must(not wrong, group, "parameters that ask for a gradient", fault, hint)
 
 
 def read_names(model: nn.Module) -> Listing:
@@ -138,8 +138,8 @@ def read_names(model: nn.Module) -> Listing:
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     must(bool(parameters), "model", "a torch.nn.Module with parameters", f"a {kind} without any")
     lazy = [name for name, value in {**parameters, **buffers}.items() if is_lazy(value)]
-    got = f"{kind} with {list_first(lazy)} unset"
-    must(not lazy, "model", "of known sizes", got, "Pass one batch through it first.")
+    fault = f"{kind} with {list_first(lazy)} unset"
+    must(not lazy, "model", "of known sizes", fault, "Pass one batch through it first.")
     name_of = {id(value): name for name, value in {**parameters, **buffers}.items()}
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     aliases = {name: name_of[id(value)] for name, value in every}
@@ -160,8 +160,8 @@ def _constant_buffers(model: nn.Module) -> Iterator[Tensor]:
     """The buffers that hold no floating numbers, and those that are not saved with the model."""
     for module in model.modules():
         for name, value in module._buffers.items():
-            saved = name not in module._non_persistent_buffers_set
-            if value is not None and not (saved and (value.is_floating_point() or value.is_complex())):
+            persistent = name not in module._non_persistent_buffers_set
+            if value is not None and not (persistent and (value.is_floating_point() or value.is_complex())):
                 yield value
 
 

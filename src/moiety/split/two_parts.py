@@ -63,8 +63,8 @@ def mix_outputs(h: Tensor, h_i: Tensor, logit: Tensor) -> Tensor:
 
 
 def _check_shapes(h: Tensor, h_i: Tensor) -> None:
-    got = f"{tuple(h_i.shape)} beside {tuple(h.shape)}"
-    must(h.shape == h_i.shape, "local_model", "one whose output has the shared model's shape", got)
+    shapes = f"{tuple(h_i.shape)} beside {tuple(h.shape)}"
+    must(h.shape == h_i.shape, "local_model", "one whose output has the shared model's shape", shapes)
 
 
 class Selection(nn.Module):
@@ -242,14 +242,14 @@ def horizontal(
     {'0.personal.weight': 2, '0.personal.bias': 1}
     """
     read_names(model)
-    copied = copy.deepcopy(model)
-    every = list_layers(copied)
+    clone = copy.deepcopy(model)
+    every = list_layers(clone)
     name, layer = every[0]
-    got = f"{name or 'model'} ({type(layer).__name__})"
+    place = f"{name or 'model'} ({type(layer).__name__})"
     if type(layer) is not nn.Linear:
-        refuse("model", "one whose first layer is an nn.Linear on a flat input", got)
-    must(len(every) > 1 and bool(name), "model", "one with layers above the first", f"{got} alone")
-    _check_input_layer(copied, name, layer)
+        refuse("model", "one whose first layer is an nn.Linear on a flat input", place)
+    must(len(every) > 1 and bool(name), "model", "one with layers above the first", f"{place} alone")
+    _check_input_layer(clone, name, layer)
     features = check_features("private", private, layer.in_features)
     inputs, outputs = layer.in_features, layer.out_features
     must(len(features) < inputs, "private", f"fewer than all {inputs} features", len(features), "Use input_layer.")
@@ -258,8 +258,8 @@ def horizontal(
         units = min(max(round(outputs * len(features) / inputs), 1), outputs - 1)
     whole("units", units, 1, outputs - 1)
     above, _, child = name.rpartition(".")
-    setattr(copied.get_submodule(above), child, Halves(layer, features, units).train(layer.training))
-    listing = read_names(copied)
+    setattr(clone.get_submodule(above), child, Halves(layer, features, units).train(layer.training))
+    listing = read_names(clone)
     personal = {n for n in listing.trainable if n.startswith(f"{name}.personal.")}
     return listing.split_personal(personal, frozen=frozen, shared=shared, running_stats=running_stats, original=model)
 
@@ -311,17 +311,17 @@ def full(model: nn.Module, *, pull: float, frozen: Patterns = (), running_stats:
     number("pull", pull, ">= 0 and finite", lambda x: 0 <= x < math.inf)
     original = read_names(model)
     fixed = original.match(frozen=frozen)["frozen"]
-    trained = set(original.trainable) - fixed
-    must(bool(trained), "model", "one with parameters to train", f"{type(model).__name__} with none")
+    names = set(original.trainable) - fixed
+    must(bool(names), "model", "one with parameters to train", f"{type(model).__name__} with none")
     old = [name for name in original.parameters if name.startswith("centre/")]
     hint = "Make the split from the model itself."
     must(not old, "model", "one without centres of its own", ", ".join(old[:3]), hint)
-    copied = copy.deepcopy(model)
-    centres = {name: "centre/" + name.replace(".", "/") for name in original.parameters if name in trained}
-    for name, value in dict(copied.named_parameters()).items():
+    clone = copy.deepcopy(model)
+    centres = {name: "centre/" + name.replace(".", "/") for name in original.parameters if name in names}
+    for name, value in dict(clone.named_parameters()).items():
         if name in centres:
-            copied.register_parameter(centres[name], nn.Parameter(value.detach().clone()))
-    personal = trained | original.other_buffers - fixed
-    split = read_names(copied).split({"personal": personal, "frozen": fixed}, running_stats, original=model)
+            clone.register_parameter(centres[name], nn.Parameter(value.detach().clone()))
+    personal = names | original.other_buffers - fixed
+    split = read_names(clone).split({"personal": personal, "frozen": fixed}, running_stats, original=model)
     mirrors = {centre: name for name, centre in centres.items()}
     return replace(split, penalty=Pull(float(pull), centres), mirrors=mirrors)

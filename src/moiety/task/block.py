@@ -64,8 +64,8 @@ def leave_block() -> AbstractContextManager[None]:
     """Within it, code runs once, as if for no block of clients."""
     if functorch is None or not in_block():
         return nullcontext()
-    left: AbstractContextManager[None] = functorch.temporarily_pop_interpreter_stack()
-    return left
+    context: AbstractContextManager[None] = functorch.temporarily_pop_interpreter_stack()
+    return context
 
 
 class Opened(NamedTuple):
@@ -84,11 +84,11 @@ def open_block() -> Opened | None:
         return None
     if not in_block():
         return Opened(lambda value: value, lambda value: value)
-    found = _find_block()
+    block = _find_block()
     with leave_block():
-        if found is None or in_block():
+        if block is None or in_block():
             return None
-    level, count = found
+    level, count = block
     add = functorch._add_batch_dim
     return Opened(lambda value: _spread(*_unwrap(value, level), count), lambda value: add(value, 0, level))
 
@@ -162,8 +162,8 @@ def block_gradient(objective: Objective, at: Params, steps: Steps | None = None)
     """
     block = _find_block()
     if functorch is None or block is None:
-        gradients, (loss, changed) = torch.func.grad_and_value(objective, has_aux=True)(at)
-        return gradients, loss, changed
+        gradients, (loss, buffers) = torch.func.grad_and_value(objective, has_aux=True)(at)
+        return gradients, loss, buffers
     level, count = block
     unwrapped = {name: _unwrap(p, level) for name, p in at.items()}
     active = None if steps is None or steps.active is None else _unwrap(steps.active, level)
@@ -176,10 +176,10 @@ def block_gradient(objective: Objective, at: Params, steps: Steps | None = None)
             steps.active = None if bool(active[0].all()) else _spread(*active, count)
     if steps is not None:
         steps.block = block
-    seen = {name: functorch._add_batch_dim(p, 0, level) for name, p in leaves.items()}
-    with HeldParameters(), steps.watch(seen, leaves) if steps is not None else nullcontext():
+    params = {name: functorch._add_batch_dim(p, 0, level) for name, p in leaves.items()}
+    with HeldParameters(), steps.watch(params, leaves) if steps is not None else nullcontext():
         with torch.enable_grad():
-            loss, changed = objective(seen)
+            loss, buffers = objective(params)
         total, axis = _unwrap(loss, level)
         with functorch.temporarily_pop_interpreter_stack():
             if axis is None or not total.requires_grad:  # no trained parameter reaches the loss
@@ -191,11 +191,11 @@ def block_gradient(objective: Objective, at: Params, steps: Steps | None = None)
                 if steps is not None:
                     steps.find_repeated_uses(total)
                 slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-            named = name_gradients(leaves, slopes, steps)
-    gradients = {n: functorch._add_batch_dim(g, 0, level) for n, g in named.items()}
+            all_gradients = name_gradients(leaves, slopes, steps)
+    gradients = {n: functorch._add_batch_dim(g, 0, level) for n, g in all_gradients.items()}
     if steps is not None:
         steps.new = {n: functorch._add_batch_dim(p, 0, level) for n, p in steps.new.items()}
-    return gradients, loss.detach(), {name: b.detach() for name, b in changed.items()}
+    return gradients, loss.detach(), {name: b.detach() for name, b in buffers.items()}
 
 
 def _find_block() -> tuple[int, int] | None:

@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor]
 }
 """Functions of single numbers, each with its way back: from the gradient of its output, and that output."""
 KNOWN: dict[Any, str] = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.Sigmoid: "sigmoid", functional.relu: "relu"} | {
-    known: name for name in (*FUNCTIONS, FLATTEN) for known in (name, getattr(torch, name))
+    key: name for name in (*FUNCTIONS, FLATTEN) for key in (name, getattr(torch, name))
 }
 """What the modules of a class, a function or a tensor's method do."""
 
@@ -120,13 +120,13 @@ class Chain:
     ) -> Params:
         """The parameters with ``rates`` after a step; ``in_place`` says whether their memory may be written to."""
         new = {}
-        trained = [isinstance(layer, Linear) and bool(rates.keys() & set(layer)) for layer in self.layers]
-        for k in range(len(self.layers) - 1, trained.index(True) - 1, -1):
+        trainable = [isinstance(layer, Linear) and bool(rates.keys() & set(layer)) for layer in self.layers]
+        for k in range(len(self.layers) - 1, trainable.index(True) - 1, -1):
             layer, x = self.layers[k], outputs[k].mT
             if not isinstance(layer, Linear):
                 g = FUNCTIONS[layer][1](g, outputs[k + 1])
                 continue
-            below = multiply(params[layer.weight].mT, g) if True in trained[:k] else g
+            below = multiply(params[layer.weight].mT, g) if True in trainable[:k] else g
             for name in (name for name in layer if name is not None and name in rates):
                 p, (lr, decay) = params[name], rates[name]
                 target = p if in_place else None
@@ -144,10 +144,10 @@ class Chain:
 
         None, and no step, for a batch that it is not made for. A batch of padding changes nothing.
         """
-        found = self.forward(params, batch)
-        if found is None:
+        result = self.forward(params, batch)
+        if result is None:
             return None
-        outputs, losses, g = found
+        outputs, losses, g = result
         mask, active, moves = batch.get("mask"), None, True
         if mask is not None:
             active = mask.any(-1)
@@ -174,24 +174,24 @@ def train_chain(
         The new model, the mean loss before each step, whether a step's batch had any real row, where some are padding,
         and the batches that are left.
     """
-    losses, actives, opened = list[Tensor](), list[Tensor](), block.open_block()
+    losses, actives, opening = list[Tensor](), list[Tensor](), block.open_block()
     watched = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
-    if not isinstance(loss_of, Chain) or not rates.keys() <= set(loss_of.names) or opened is None:
+    if not isinstance(loss_of, Chain) or not rates.keys() <= set(loss_of.names) or opening is None:
         return model, losses, actives, batches
     if watched or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return model, losses, actives, batches
     batches = iter(batches)
-    params = {name: align(opened.take(model[name])) for name in loss_of.names}
+    params = {name: align(opening.take(model[name])) for name in loss_of.names}
     for batch in batches:
-        columns = {name: align(opened.take(batch[name])) for name in (loss_of.column, "y", "mask") if name in batch}
+        columns = {name: align(opening.take(batch[name])) for name in (loss_of.column, "y", "mask") if name in batch}
         with block.leave_block():
-            found = loss_of.step(params, columns, rates, in_place=bool(losses))
-        if found is None:
+            result = loss_of.step(params, columns, rates, in_place=bool(losses))
+        if result is None:
             batches = chain([batch], batches)
             break
-        losses.append(opened.give(found[0]))
-        actives += [opened.give(found[1])] if found[1] is not None else []
-    new = {name: opened.give(params[name]) for name in rates} if losses else {}
+        losses.append(opening.give(result[0]))
+        actives += [opening.give(result[1])] if result[1] is not None else []
+    new = {name: opening.give(params[name]) for name in rates} if losses else {}
     return {**model, **new}, losses, actives, batches
 
 
@@ -234,15 +234,15 @@ def list_graph_layers(owner: nn.Module, graph: fx.Graph, names: Mapping[int, str
     start, *nodes, end = graph.nodes
     layers: list[Layer] = []
     for before, node in zip([start, *nodes], nodes, strict=False):
-        found = list_layers(owner.get_submodule(str(node.target)), names) if node.op == "call_module" else None
-        known = KNOWN.get(node.target) if node.op in ("call_function", "call_method") else None
+        part = list_layers(owner.get_submodule(str(node.target)), names) if node.op == "call_module" else None
+        function = KNOWN.get(node.target) if node.op in ("call_function", "call_method") else None
         if (
-            known is not None
-            and node.args[1:] == ((1,) if known == FLATTEN else ())
+            function is not None
+            and node.args[1:] == ((1,) if function == FLATTEN else ())
             and not node.kwargs.keys() - {"inplace"}
         ):
-            found = [known]
-        if found is None or node.all_input_nodes != [before]:
+            part = [function]
+        if part is None or node.all_input_nodes != [before]:
             return None
-        layers += found
+        layers += part
     return layers if end.args == ((nodes or [start])[-1],) and start.op == "placeholder" else None

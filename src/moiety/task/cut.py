@@ -158,8 +158,8 @@ def _hush() -> Iterator[None]:
 
 def _export(module: nn.Module, params: Params, inputs: Sequence[Tensor]) -> tuple[nn.Module, fx.Graph]:
     """The graph that ``torch.export`` makes, for any number of rows; it raises where the code depends on values."""
-    changed = Call(module).on_copies(params, [column.clone() for column in inputs])[1]
-    if not all(torch.equal(buffer, params[name]) for name, buffer in changed.items()):
+    buffers = Call(module).on_copies(params, [column.clone() for column in inputs])[1]
+    if not all(torch.equal(buffer, params[name]) for name, buffer in buffers.items()):
         raise ValueError("its forward pass changes buffers")  # such an operation leads to no output
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch's own imports
@@ -208,18 +208,18 @@ def _cut_graph(
     if end not in reached or not owns & _ancestors(border):
         return None
     before, after = fx.Graph(), fx.Graph()
-    kept: dict[fx.Node, fx.Node] = {}
-    wanted = _ancestors(border)
+    first_copies: dict[fx.Node, fx.Node] = {}
+    ancestors = _ancestors(border)
     for node in graph.nodes:
-        if node.op == "placeholder" or node in wanted:
-            kept[node] = before.node_copy(node, lambda n: kept[n])
-    before.output(tuple(kept[n] for n in border))
-    left: dict[fx.Node, fx.Node] = {n: after.placeholder(f"feature_{i}") for i, n in enumerate(border)}
-    left |= {n: after.call_method("size", (left[border[0]], 0)) for n in counts}
-    needed = _ancestors([end], stop={*border, *counts})
+        if node.op == "placeholder" or node in ancestors:
+            first_copies[node] = before.node_copy(node, lambda n: first_copies[n])
+    before.output(tuple(first_copies[n] for n in border))
+    last_copies: dict[fx.Node, fx.Node] = {n: after.placeholder(f"feature_{i}") for i, n in enumerate(border)}
+    last_copies |= {n: after.call_method("size", (last_copies[border[0]], 0)) for n in counts}
+    rest = _ancestors([end], stop={*border, *counts})
     for node in graph.nodes:
-        if node in needed and node not in left and node.op != "placeholder":
-            left[node] = after.node_copy(node, lambda n: left[n])
+        if node in rest and node not in last_copies and node.op != "placeholder":
+            last_copies[node] = after.node_copy(node, lambda n: last_copies[n])
     return before, after
 
 
@@ -235,15 +235,15 @@ def _parameters(module: nn.Module, node: fx.Node) -> list[nn.Parameter]:
 
 def _ancestors(nodes: Sequence[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
     """The nodes themselves and all they depend on, not looking past ``stop``."""
-    known: set[fx.Node] = set()
+    ancestors: set[fx.Node] = set()
     todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node not in known:
-            known.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             if not (stop and node in stop):
                 todo += node.all_input_nodes
-    return known
+    return ancestors
 
 
 def _shorten(error: Exception) -> str:
@@ -258,10 +258,10 @@ def _find_difference(module: nn.Module, divided: Divided, params: Params, inputs
             own = {n: p.clone() for n, p in params.items()}
             with torch.no_grad(), fork_rng(devices=()):
                 torch.default_generator.manual_seed(seed)
-                wanted = find_output(whole(own, [column.clone() for column in inputs])[0])
+                expected = find_output(whole(own, [column.clone() for column in inputs])[0])
                 torch.default_generator.manual_seed(seed)
-                got = divided.rest(params, divided.features(params, [column.clone() for column in inputs]))[0]
-            if not (isinstance(wanted, Tensor) and torch.allclose(wanted, got, rtol=1e-4, atol=1e-5)):
+                output = divided.rest(params, divided.features(params, [column.clone() for column in inputs]))[0]
+            if not (isinstance(expected, Tensor) and torch.allclose(expected, output, rtol=1e-4, atol=1e-5)):
                 return "the traced model gives other numbers than the model"
     except Exception as error:
         return f"its parts cannot be run alone ({_shorten(error)})"

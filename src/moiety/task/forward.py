@@ -29,15 +29,15 @@ class Named(nn.Module):
 
     def forward(self, *columns: Tensor) -> Any:
         """The tensor that the model's output stands for."""
-        given = dict(zip(self.inputs, columns, strict=True))
-        in_order = [column for name, column in given.items() if name not in self.named]
-        return find_output(self.model(*in_order, **{name: given[name] for name in self.inputs if name in self.named}))
+        inputs = dict(zip(self.inputs, columns, strict=True))
+        in_order = [column for name, column in inputs.items() if name not in self.named]
+        return find_output(self.model(*in_order, **{name: inputs[name] for name in self.inputs if name in self.named}))
 
 
 def call_by_name(model: nn.Module, inputs: Sequence[str]) -> nn.Module:
     """The model itself where it takes the columns ``inputs`` in that order, else a ``Named`` one."""
-    known, in_order = forward_names(model), forward_names(model, keywords=False)
-    plain = all(name not in known or in_order[k : k + 1] == [name] for k, name in enumerate(inputs))
+    names, in_order = forward_names(model), forward_names(model, keywords=False)
+    plain = all(name not in names or in_order[k : k + 1] == [name] for k, name in enumerate(inputs))
     return model if plain else Named(model, inputs)
 
 
@@ -69,8 +69,8 @@ def find_output(output: Any) -> Any:
     if isinstance(output, Tensor | fx.Node):
         return output
     if isinstance(output, Mapping):
-        named = {name: value for name, value in output.items() if name != "loss"}
-        return named["logits"] if "logits" in named else find_output(tuple(named.values()))
+        parts = {name: value for name, value in output.items() if name != "loss"}
+        return parts["logits"] if "logits" in parts else find_output(tuple(parts.values()))
     if hasattr(output, "logits"):
         return output.logits
     if isinstance(output, tuple | list):

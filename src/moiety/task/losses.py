@@ -55,15 +55,15 @@ def cross_entropy(weight: Sequence[float] | None = None) -> LabelLoss:
     weights = check_weights(weight)
 
     def weigh(output: Tensor, batch: Batch) -> Tensor:
-        known = weights.to(output)
+        factors = weights.to(output)
         y = batch["y"]
         if y.dim() == 1:
-            return scores.cross_entropy(output, batch) * known[y]
+            return scores.cross_entropy(output, batch) * factors[y]
         real = y != scores.IGNORED
         each = functional.cross_entropy(
             output.flatten(0, -2), y.flatten(), reduction="none", ignore_index=scores.IGNORED
         )
-        each = each.reshape(y.shape) * torch.where(real, known[y.clamp(min=0)], 0)
+        each = each.reshape(y.shape) * torch.where(real, factors[y.clamp(min=0)], 0)
         return each.reshape(len(y), -1).sum(1) / real.reshape(len(y), -1).sum(1).clamp(min=1)
 
     return LabelLoss("cross_entropy", weigh, "classes", scores.METRICS["accuracy"])
@@ -156,8 +156,8 @@ def loss_from(spec: Spec | str) -> str | LabelLoss:
 
 def is_regression(loss: object) -> bool:
     """Whether a loss of moiety, by name or as a value, wants numbers in the place of classes."""
-    known = WITH_OPTIONS[loss]() if isinstance(loss, str) and loss in WITH_OPTIONS else loss
-    return loss == "mse" or (isinstance(known, LabelLoss) and known.targets != "classes")
+    value = WITH_OPTIONS[loss]() if isinstance(loss, str) and loss in WITH_OPTIONS else loss
+    return loss == "mse" or (isinstance(value, LabelLoss) and value.targets != "classes")
 
 
 def find_loss(loss: str | Callable[[Tensor, Batch], Tensor]) -> Callable[[Tensor, Batch], Tensor]:

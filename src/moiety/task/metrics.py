@@ -53,9 +53,9 @@ def _mean_over_classes(
     p, y = _real_rows(output, batch)
     classes = p.shape[1]
     counts = torch.bincount(y, minlength=classes)
-    known = (counts > 0) & ((counts < len(y)) | (not negatives))
-    wanted = [1] if classes == 2 else range(classes)
-    values = [float(compute(p[:, k], (y == k).long())) for k in wanted if known[k]]
+    eligible = (counts > 0) & ((counts < len(y)) | (not negatives))
+    labels = [1] if classes == 2 else range(classes)
+    values = [float(compute(p[:, k], (y == k).long())) for k in labels if eligible[k]]
     return sum(values) / len(values) if values else math.nan
 
 
@@ -80,10 +80,10 @@ def f1(output: Tensor, batch: Batch) -> float:
     p, y = _real_rows(output, batch)
     predicted, classes = p.argmax(1), p.shape[1]
     each = multiclass_f1_score(predicted, y, num_classes=classes, average="none")
-    seen = torch.bincount(torch.cat([predicted, y]), minlength=classes) > 0
+    present = torch.bincount(torch.cat([predicted, y]), minlength=classes) > 0
     if classes == 2:
-        return float(each[1]) if seen[1] else math.nan
-    return float(each[seen].double().mean()) if bool(seen.any()) else math.nan
+        return float(each[1]) if present[1] else math.nan
+    return float(each[present].double().mean()) if bool(present.any()) else math.nan
 
 
 def balanced_accuracy(output: Tensor, batch: Batch) -> float:
@@ -115,10 +115,10 @@ def perplexity(output: Tensor, batch: Batch) -> float:
 def r2(output: Tensor, batch: Batch) -> float:
     """The share of the variance of y that is explained, the mean over outputs; undefined where y does not vary."""
     y = batch["y"].reshape(len(batch["y"]), -1).double()
-    left = (output.reshape(y.shape).double() - y).square().sum(0)
+    residual = (output.reshape(y.shape).double() - y).square().sum(0)
     total = (y - y.mean(0)).square().sum(0)
-    known = total > 0
-    return float((1 - left[known] / total[known]).mean()) if len(y) > 1 and bool(known.any()) else math.nan
+    usable = total > 0
+    return float((1 - residual[usable] / total[usable]).mean()) if len(y) > 1 and bool(usable.any()) else math.nan
 
 
 SET_METRICS: dict[str, SetMetric] = {
@@ -150,9 +150,9 @@ def find_metric(metric: object) -> Metric | SetMetric:
 def find_metrics(metric: object) -> list[Metric | SetMetric]:
     """All metrics that were given, one or a list of them; no two of one name."""
     single = isinstance(metric, str | Metric | SetMetric) or not isinstance(metric, Sequence)
-    given = [metric] if single else list(metric)  # type: ignore[call-overload]
-    must(len(given) > 0, "metric", "at least one", "an empty list")
-    metrics = [find_metric(each) for each in given]
+    items = [metric] if single else list(metric)  # type: ignore[call-overload]
+    must(len(items) > 0, "metric", "at least one", "an empty list")
+    metrics = [find_metric(each) for each in items]
     names = [each.name for each in metrics]
     twice = next((name for name in names if names.count(name) > 1), None)
     must(twice is None, "metric", "a list of different metrics", f"{twice} twice")

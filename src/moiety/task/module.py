@@ -69,8 +69,8 @@ def from_module(
         return find_output(evaluating(params, [batch[c] for c in inputs])[0])  # type: ignore[no-any-return]
 
     def train(params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        output, changed = training.on_copies(params, [batch[c] for c in inputs])
-        return add_penalty(per_example(find_output(output), batch), params), changed
+        output, new_buffers = training.on_copies(params, [batch[c] for c in inputs])
+        return add_penalty(per_example(find_output(output), batch), params), new_buffers
 
     def score(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         return per_example(output, batch), metric.per_example(output, batch)
@@ -96,7 +96,7 @@ def _find_slope(per_example: Callable[[Tensor, Batch], Tensor]) -> Slope | None:
     """The loss with its gradient written out, where it is one of those."""
     plain = per_example.per_example if isinstance(per_example, LabelLoss) else per_example
     slopes = {scores.cross_entropy: chain.cross_entropy, scores.squared_error: chain.squared_error}
-    return next((slope for known, slope in slopes.items() if known is plain), None)
+    return next((slope for loss, slope in slopes.items() if loss is plain), None)
 
 
 class _Cuts(dict[frozenset[str], Any]):
@@ -115,22 +115,22 @@ def _partial(
     slope: Slope | None,
 ) -> Callable[[frozenset[str], Params, Batch], Partial | str | None]:
     """How the task is evaluated in part, worked out once for each block that is trained."""
-    known = _Cuts()
+    lookup = _Cuts()
 
     def make(divided: Divided) -> Partial:
         columns, features, rest = _by_column(divided, inputs)
 
         def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
-            output, changed = rest(params, batch)
-            return add_penalty(per_example(output, batch), params), changed
+            output, buffers = rest(params, batch)
+            return add_penalty(per_example(output, batch), params), buffers
 
         return Partial(features, find_chain(loss, divided.layers, columns, slope), spare)
 
     def partial(trained: frozenset[str], params: Params, batch: Batch) -> Partial | str | None:
-        if trained not in known:
+        if trained not in lookup:
             divided = divide(module, trained, params, [batch[c] for c in inputs])
-            known[trained] = make(divided) if isinstance(divided, Divided) else divided
-        cut: Partial | str | None = known[trained]
+            lookup[trained] = make(divided) if isinstance(divided, Divided) else divided
+        cut: Partial | str | None = lookup[trained]
         return cut
 
     return partial
@@ -140,18 +140,18 @@ def _partial_scores(
     module: nn.Module, inputs: Sequence[str], score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 ) -> Callable[[frozenset[str], Params, Batch], PartialScores | None]:
     """The same for scores, where only a cut that takes milliseconds to find pays."""
-    known, buffers = _Cuts(), {name for name, _ in own_module(module).named_buffers()}
+    lookup, buffers = _Cuts(), {name for name, _ in own_module(module).named_buffers()}
 
     def make(divided: Divided) -> PartialScores:
         _, features, rest = _by_column(divided, inputs)
         return PartialScores(features, lambda params, batch: score(rest(params, batch)[0], batch))
 
     def partial_scores(own: frozenset[str], params: Params, batch: Batch) -> PartialScores | None:
-        if own not in known:
+        if own not in lookup:
             # A cut looks for parameters alone.
             divided = None if own & buffers else divide(module, own, params, [batch[c] for c in inputs], quick=True)
-            known[own] = make(divided) if isinstance(divided, Divided) else None
-        cut: PartialScores | None = known[own]
+            lookup[own] = make(divided) if isinstance(divided, Divided) else None
+        cut: PartialScores | None = lookup[own]
         return cut
 
     return partial_scores
@@ -253,16 +253,16 @@ def backprop_bytes(task: Task, batch: Batch, trained: Collection[str]) -> int:
     """Bytes that autograd keeps between the forward and the backward pass of one batch, parameters aside."""
     params = {n: p.detach().requires_grad_(n in trained) for n, p in task.init.items()}
     own = {p.untyped_storage().data_ptr() for p in params.values()}
-    kept: dict[int, int] = {}
+    nbytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = max(kept.get(storage.data_ptr(), 0), tensor.numel() * tensor.element_size())
+            nbytes[storage.data_ptr()] = max(nbytes.get(storage.data_ptr(), 0), tensor.numel() * tensor.element_size())
         return tensor.detach()  # an output that its own node keeps would never be freed
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         losses, _ = task.loss(params, batch)
         total = losses.sum()
     del total
-    return sum(kept.values())
+    return sum(nbytes.values())

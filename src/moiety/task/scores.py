@@ -154,9 +154,9 @@ def word_error_rate(output: Tensor, batch: Batch) -> Tensor:
     paths, frames = output.argmax(-1).tolist(), output_frames(output, batch).tolist()
     rates = []
     for path, length, labels in zip(paths, frames, batch["y"].tolist(), strict=True):
-        heard = [label for label, _ in itertools.groupby(path[:length]) if label != BLANK]
+        guess = [label for label, _ in itertools.groupby(path[:length]) if label != BLANK]
         words = [label for label in labels if label != IGNORED]
-        rates.append(edit_distance(heard, words) / max(1, len(words)))
+        rates.append(edit_distance(guess, words) / max(1, len(words)))
     return torch.tensor(rates, dtype=torch.float64, device=output.device)
 
 
@@ -213,9 +213,9 @@ def _find_counted(batch: Batch) -> Tensor:
     return real & batch["counted"].bool() if "counted" in batch else real
 
 
-def _share_right(output: Tensor, y: Tensor, counted: Tensor) -> Tensor:
-    hits = ((output.argmax(-1) == y) & counted).to(output.dtype)
-    return hits.reshape(len(y), -1).sum(1) / _count(counted)
+def _share_right(output: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    hits = ((output.argmax(-1) == y) & mask).to(output.dtype)
+    return hits.reshape(len(y), -1).sum(1) / _count(mask)
 
 
 def _count(positions: Tensor) -> Tensor:

@@ -60,15 +60,17 @@ class Steps:
         self._several: set[int] = set()
 
     @contextmanager
-    def watch(self, seen: Params, leaves: Params) -> Iterator[None]:
+    def watch(self, params: Params, leaves: Params) -> Iterator[None]:
         """Within it, linear layers look here for their weights.
 
         Args:
-            seen: the parameters as the model sees them.
+            params: the parameters as the model sees them.
             leaves: the same parameters as autograd sees them. For a block of clients they have an axis more.
         """
         self._leaves = {
-            id(p): Leaf(name, leaves[name]) for name, p in seen.items() if name in self.rates and p.is_floating_point()
+            id(p): Leaf(name, leaves[name])
+            for name, p in params.items()
+            if name in self.rates and p.is_floating_point()
         }
         token = _current.set(self)
         try:
@@ -76,9 +78,9 @@ class Steps:
         finally:
             _current.reset(token)
 
-    def find_leaf(self, seen: Tensor | None) -> Leaf | None:
+    def find_leaf(self, tensor: Tensor | None) -> Leaf | None:
         """The leaf of a parameter that may be stepped."""
-        return self._leaves.get(id(seen))
+        return self._leaves.get(id(tensor))
 
     def can_take(self, x: Tensor) -> bool:
         """Whether layers with such an input may step. For blocks of sequences it was measured to gain nothing."""
@@ -97,13 +99,13 @@ class Steps:
         Call it before the backward pass.
         """
         nodes: list[Any] = [total.grad_fn] if self._used and total.grad_fn is not None else []
-        known: set[Any] = set()
+        graph: set[Any] = set()
         for node in nodes:
             for after, _ in node.next_functions:
-                if after in known:
+                if after in graph:
                     self._several.add(id(getattr(after, "variable", None)))
                 elif after is not None:
-                    known.add(after)
+                    graph.add(after)
                     nodes.append(after)
 
     def may_step(self, leaf: Leaf, *by: Tensor) -> bool:
@@ -143,11 +145,11 @@ current_steps = _current.get
 
 def name_gradients(leaves: Params, slopes: Sequence[Tensor | None], steps: Steps | None) -> Params:
     """The gradients by name, of all leaves that were not stepped; 0 for a leaf that does not reach the loss."""
-    stepped = steps.new if steps is not None else ()
+    params = steps.new if steps is not None else ()
     return {
         name: torch.zeros_like(leaf) if g is None else g
         for (name, leaf), g in zip(leaves.items(), slopes, strict=True)
-        if name not in stepped
+        if name not in params
     }
 
 

@@ -48,20 +48,20 @@ def add_sums(rates: Rates, rate: float, sums: int = 1) -> Rates:
     >>> add_sums(add_sums((), 0.5), 0.5), add_sums(((0.5, 2),), 0.25, 3)
     (((0.5, 2),), ((0.5, 2), (0.25, 3)))
     """
-    known = dict(rates)
-    return tuple({**known, rate: known.get(rate, 0) + sums}.items())
+    counts = dict(rates)
+    return tuple({**counts, rate: counts.get(rate, 0) + sums}.items())
 
 
 @functools.lru_cache(maxsize=1024)
 def spend_at_rates(multiplier: float, rates: Rates, delta: float) -> float:
     """The epsilon of sums of which each was drawn at its own rate: clients that joined later made it smaller."""
-    counted = [(rate, sums) for rate, sums in rates if sums]
-    if len(counted) <= 1 or multiplier == 0:
-        rate, sums = counted[0] if counted else (1.0, 0)
+    parts = [(rate, sums) for rate, sums in rates if sums]
+    if len(parts) <= 1 or multiplier == 0:
+        rate, sums = parts[0] if parts else (1.0, 0)
         return spend_epsilon(multiplier, sums, rate, delta)
     dp = _load_library()
-    accountant = _make_accountant(min(rate for rate, _ in counted), multiplier)
-    for rate, sums in counted:
+    accountant = _make_accountant(min(rate for rate, _ in parts), multiplier)
+    for rate, sums in parts:
         event = dp.GaussianDpEvent(multiplier)
         accountant.compose(event if rate >= 1 else dp.PoissonSampledDpEvent(rate, event), sums)
     return float(accountant.get_epsilon(delta))
@@ -93,12 +93,12 @@ def find_noise(epsilon: float, sums: int, rate: float, delta: float) -> float:
     return enough
 
 
-def count_sums(epsilon: float, multiplier: float, most: int, rate: float, delta: float, spent: Rates = ()) -> int:
-    """How many sums more than those ``spent``, at ``most``, cost no more than ``epsilon`` with them."""
+def count_sums(epsilon: float, multiplier: float, most: int, rate: float, delta: float, before: Rates = ()) -> int:
+    """How many sums more than those ``before``, at ``most``, cost no more than ``epsilon`` with them."""
     fits, too_many = 0, most + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if spend_at_rates(multiplier, add_sums(spent, rate, middle), delta) <= epsilon:
+        if spend_at_rates(multiplier, add_sums(before, rate, middle), delta) <= epsilon:
             fits = middle
         else:
             too_many = middle

@@ -67,11 +67,11 @@ def qsgd(*, levels: int) -> Codec:
         count = sum(p.numel() for p in like.values())
         norms = _take(packed, NORMS, len(like))
         codes = _take(packed, CODES, -(-count * bits // 8))
-        signed = unpack_bits(codes.cpu().numpy(), bits, count) - levels
+        steps = unpack_bits(codes.cpu().numpy(), bits, count) - levels
         # Not finite where the norm is not, the zeros too: the server leaves such an upload out.
         with np.errstate(invalid="ignore"):
             sizes = [p.numel() for p in like.values()]
-            return _lay_out(np.repeat(norms.double().cpu().numpy(), sizes) * (signed / levels), like)
+            return _lay_out(np.repeat(norms.double().cpu().numpy(), sizes) * (steps / levels), like)
 
     return _codec_of_floats(encode, decode, (NORMS, CODES))
 
@@ -107,8 +107,8 @@ def rand_k(*, k: int | float) -> Codec:
         widest = functools.reduce(torch.promote_types, [p.dtype for p in floats.values()])
         flat = to_vector({name: p.detach().to(widest) for name, p in floats.items()})
         seed = int(rng.integers(1 << 63))
-        kept = torch.from_numpy(draw_places(seed, len(flat), count_kept(len(flat))))
-        return {SEED: torch.tensor([seed]), VALUES: flat[kept.to(flat.device)]}
+        places = torch.from_numpy(draw_places(seed, len(flat), count_kept(len(flat))))
+        return {SEED: torch.tensor([seed]), VALUES: flat[places.to(flat.device)]}
 
     def decode(packed: Params, like: Params) -> Params:
         count = sum(p.numel() for p in like.values())
@@ -138,9 +138,9 @@ def _codec_of_floats(
 
     def decode_all(packed: Params, like: Params) -> Params:
         floats, others = split(like)
-        arrived = {name: _take(packed, name, p.numel()) for name, p in others.items()}
-        arrived |= decode(packed, floats) if floats else {}
-        return {name: arrived[name] for name in like}
+        tensors = {name: _take(packed, name, p.numel()) for name, p in others.items()}
+        tensors |= decode(packed, floats) if floats else {}
+        return {name: tensors[name] for name in like}
 
     return Codec(encode_all, decode_all, names)
 
@@ -204,8 +204,8 @@ def _round_to_levels(x: np.ndarray, norm: float, levels: int, rng: np.random.Gen
     share = levels * (np.abs(x) / norm)
     low = np.floor(share)
     level = np.minimum(low + (chance < share - low), levels)
-    signed: np.ndarray = (np.sign(x) * level).astype(np.int64)
-    return signed
+    values: np.ndarray = (np.sign(x) * level).astype(np.int64)
+    return values
 
 
 def _lay_out(flat: np.ndarray, like: Params) -> Params:
@@ -215,8 +215,8 @@ def _lay_out(flat: np.ndarray, like: Params) -> Params:
 
 def _take(packed: Params, name: str, count: int) -> Tensor:
     """The payload's tensor of this name, if it holds ``count`` numbers."""
-    got = packed[name].numel() if name in packed else "none"
-    must(got == count, "payload", f"one with {count} numbers {name}", got, "Both sides need the same codec.")
+    size = packed[name].numel() if name in packed else "none"
+    must(size == count, "payload", f"one with {count} numbers {name}", size, "Both sides need the same codec.")
     return packed[name]
 
 

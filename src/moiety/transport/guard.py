@@ -32,9 +32,9 @@ def check(payload: Params, declared: Params, *, where: str, what: str = "upload"
     """
     if payload.keys() != declared.keys():
         extra, missing = sorted(payload.keys() - declared.keys()), sorted(declared.keys() - payload.keys())
-        wanted = "the declared shared parameters alone" if extra else "all declared shared parameters"
-        got = f"{extra[0]} too" if extra else f"none named {missing[0]}"
-        raise PrivacyError(f"`{what}` must be {wanted}, got {got} ({where}).")
+        constraint = "the declared shared parameters alone" if extra else "all declared shared parameters"
+        problem = f"{extra[0]} too" if extra else f"none named {missing[0]}"
+        raise PrivacyError(f"`{what}` must be {constraint}, got {problem} ({where}).")
     for name, tensor in payload.items():
         like = declared[name]
         if not isinstance(tensor, Tensor) or tensor.shape != like.shape or tensor.dtype != like.dtype:
@@ -43,17 +43,17 @@ def check(payload: Params, declared: Params, *, where: str, what: str = "upload"
 
 def check_result(result: object) -> None:
     """Raise unless ``client_update`` gave an update, made of tensors alone, and a state."""
-    wanted = "give ClientUpdate(upload, weight, info), made of tensors by name, and the client's state"
+    constraint = "give ClientUpdate(upload, weight, info), made of tensors by name, and the client's state"
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], ClientUpdate)):
         inner = f" of {', '.join(type(each).__name__ for each in result)}" if isinstance(result, tuple) else ""
-        raise MoietyError(f"`client_update` must {wanted}, got {type(result).__name__}{inner}.")
+        raise MoietyError(f"`client_update` must {constraint}, got {type(result).__name__}{inner}.")
     upload, weight, info = result[0]
     for what, table in {"upload": upload, "info": info}.items():
         if not isinstance(table, Mapping):
-            raise MoietyError(f"`client_update` must {wanted}, got {what} {_describe(table)}.")
+            raise MoietyError(f"`client_update` must {constraint}, got {what} {_describe(table)}.")
     for name, value in {**upload, "weight": weight, **info}.items():
         if not isinstance(value, Tensor):
-            raise MoietyError(f"`client_update` must {wanted}, got {name} {_describe(value)}.")
+            raise MoietyError(f"`client_update` must {constraint}, got {name} {_describe(value)}.")
 
 
 def check_numbers(update: ClientUpdate, *, where: str) -> None:
@@ -62,9 +62,9 @@ def check_numbers(update: ClientUpdate, *, where: str) -> None:
         raise MoietyError(f"`info` must be numbers for the record with a loss among them, got none ({where}).")
     for name, number in {"weight": update.weight, **update.info}.items():
         if not isinstance(number, Tensor) or number.dim():
-            got = f"{name} {_describe(number)}"
+            problem = f"{name} {_describe(number)}"
             raise PrivacyError(
-                f"`info` and `weight` must be single numbers, tensors without axes, got {got} ({where})."
+                f"`info` and `weight` must be single numbers, tensors without axes, got {problem} ({where})."
             )
     weight = float(update.weight)
     # One that is not finite is dropped with its upload, as any number that is not finite.
@@ -87,9 +87,9 @@ def fits(updates: ClientUpdate, declared: Params, count: int) -> bool:
 
 def check_layout(declared: Params, personal: Collection[str], what: str) -> None:
     """Raise where what an algorithm declares for a crossing has the name of a personal parameter or buffer."""
-    named = sorted(declared.keys() & set(personal))
-    if named:
-        text = f"`wire.layout` must be without names of the personal part, got {named[0]} in what goes {what}."
+    names = sorted(declared.keys() & set(personal))
+    if names:
+        text = f"`wire.layout` must be without names of the personal part, got {names[0]} in what goes {what}."
         raise PrivacyError(f"{text} Leave it out, or make it shared.")
 
 

@@ -25,42 +25,42 @@ def masked_packing(
             new mask, else at those of the mask that the client was given.
     """
 
-    def pack_down(key: Tensor, received: Params, known: Masked) -> Params:
-        mask = own_mask(key, received, known)
-        return sparse_pack(received, mask, known=not tell_first or bool(known.asked))
+    def pack_down(key: Tensor, received: Params, facts: Masked) -> Params:
+        mask = own_mask(key, received, facts)
+        return sparse_pack(received, mask, known=not tell_first or bool(facts.asked))
 
-    def unpack_down(key: Tensor, packed: Params, like: Params, known: Masked) -> Params:
-        mask = own_mask(key, like, known)
+    def unpack_down(key: Tensor, packed: Params, like: Params, facts: Masked) -> Params:
+        mask = own_mask(key, like, facts)
         check_names(packed, like, mask)
         return sparse_unpack(packed, like, mask)[0]
 
     def split(upload: Params) -> Params:
         return {name: p for name, p in upload.items() if with_masks is None or not name.startswith(with_masks)}
 
-    def pack_up(key: Tensor, upload: Params, known: Masked, after: Masked) -> Params:
-        values, before = split(upload), own_mask(key, split(upload), known)
+    def pack_up(key: Tensor, upload: Params, facts: Masked, after: Masked) -> Params:
+        values, before = split(upload), own_mask(key, split(upload), facts)
         new = any(bool((before[name] != mask).any()) for name, mask in after.mask.items())
         packed = sparse_pack(values, before if with_masks is None else after.mask, known=True)
         return packed | (pack_masks(after.mask) if new else {})
 
-    def unpack_up(key: Tensor, packed: Params, like: Params, known: Masked) -> tuple[Params, Masked]:
+    def unpack_up(key: Tensor, packed: Params, like: Params, facts: Masked) -> tuple[Params, Masked]:
         layout = split(like)
-        before = own_mask(key, layout, known)
+        before = own_mask(key, layout, facts)
         check_names(packed, layout, before)
-        sent = {name: read_mask(packed, name, layout[name]) for name in before}
-        after = {name: before[name] if mask is None else mask for name, mask in sent.items()}
+        masks = {name: read_mask(packed, name, layout[name]) for name in before}
+        after = {name: before[name] if mask is None else mask for name, mask in masks.items()}
         values = sparse_unpack(packed, layout, before if with_masks is None else after)[0]
         if with_masks is not None:
             values |= {with_masks + name: mask.byte() for name, mask in after.items()}
-        return {name: values[name] for name in like}, Masked({}, after, torch.ones_like(known.asked))
+        return {name: values[name] for name in like}, Masked({}, after, torch.ones_like(facts.asked))
 
     return Packing(lambda state: state._replace(personal={}), pack_down, unpack_down, pack_up, unpack_up)
 
 
 def check_names(packed: Params, like: Params, masks: Params) -> None:
     """Refuse a message with a tensor that is neither one of ``like``, in its type, nor the mask of one."""
-    allowed = {*like, *(before + name for name in masks for before in ("bits:", "places:"))}
-    odd = sorted(packed.keys() - allowed)
+    names = {*like, *(before + name for name in masks for before in ("bits:", "places:"))}
+    odd = sorted(packed.keys() - names)
     must(not odd, "payload", "one with the declared tensors and their masks alone", ", ".join(odd[:3]))
     for name, p in like.items():
         fits = name in packed and packed[name].dtype == p.dtype and (name in masks or packed[name].shape == p.shape)

@@ -176,15 +176,15 @@ def privatise_update(privacy: Gaussian, state: PrivacyState, update: ClientUpdat
     ``weight`` and ``info`` are left as they are: the weight must be 1 (``check_uniform``), and who sends ``info`` sends
     it without noise.
     """
-    clipped, _ = clip_upload(update.upload, state.clip)
-    noisy = add_noise(privacy, clipped, state.noise * state.clip, "local", *draw)
+    upload, _ = clip_upload(update.upload, state.clip)
+    noisy = add_noise(privacy, upload, state.noise * state.clip, "local", *draw)
     return update._replace(upload={name: x.to(update.upload[name].dtype) for name, x in noisy.items()})
 
 
 def check_uniform(update: ClientUpdate, *, where: str) -> None:
     """Raise unless a client counts as one: with other weights, nothing would bound what it moves."""
-    got, hint = f"{float(update.weight):g} ({where})", 'Make the algorithm with weighting="uniform".'
-    must(float(update.weight) == 1.0, "weight", "1 for every client with privacy", got, hint)
+    problem, hint = f"{float(update.weight):g} ({where})", 'Make the algorithm with weighting="uniform".'
+    must(float(update.weight) == 1.0, "weight", "1 for every client with privacy", problem, hint)
 
 
 def check_numbers_only(layout: Params) -> None:

@@ -78,8 +78,8 @@ def sparse_unpack(packed: Params, like: Params, masks: Params | None = None) -> 
         if mask is None:
             values[name] = packed[name]
             continue
-        many, got = int(mask.sum()), len(packed[name])
-        must(got == many, "payload", f"{many} values of {name}, as its mask says", got)
+        many, count = int(mask.sum()), len(packed[name])
+        must(count == many, "payload", f"{many} values of {name}, as its mask says", count)
         flat = p.new_zeros(p.numel())
         flat[mask.reshape(-1)] = packed[name]
         values[name], active_places[name] = flat.view(p.shape), mask

@@ -137,12 +137,12 @@ class Trial(LocalFederation):
 
     def wait_part(self, out: Path, node: str, taken: bool = True) -> None:
         """Wait until a node takes part in a round after this moment, or with ``taken=False`` until it is left out."""
-        done, client = rounds_of(out), NODES.index(node)
+        start, client = rounds_of(out), NODES.index(node)
 
         def has_come() -> bool:
-            asked, used = list_cohorts(out, rounds_of(out))
-            rounds = zip(asked[done:], used[done:], strict=True)
-            return any(client in cohort and (client in there) == taken for cohort, there in rounds)
+            cohorts, participants = list_cohorts(out, rounds_of(out))
+            rounds = zip(cohorts[start:], participants[start:], strict=True)
+            return any(client in cohort and (client in members) == taken for cohort, members in rounds)
 
         wait_until(has_come, LONG, f"{node} {'taking part' if taken else 'left out'}")
 
@@ -157,9 +157,9 @@ def write_app(folder: Path, choice: Mapping[str, Any]) -> Path:
     """A Flower app of ``site_app`` with another choice."""
     folder.mkdir(parents=True)
     source = Path(site_app.__file__).read_text()
-    changed = re.sub(r"^CHOICE: .*$", lambda _: f"CHOICE = {dict(choice)!r}", source, count=1, flags=re.M)
-    assert changed != source or choice == site_app.CHOICE
-    (folder / "federation.py").write_text(changed)
+    text = re.sub(r"^CHOICE: .*$", lambda _: f"CHOICE = {dict(choice)!r}", source, count=1, flags=re.M)
+    assert text != source or choice == site_app.CHOICE
+    (folder / "federation.py").write_text(text)
     config = {key: choice[key] for key in ("out", "rounds") if key in choice}  # ``flwr run`` may set these anew
     (folder / "pyproject.toml").write_text(tomli_w.dumps(project_tables(config)))
     return folder
@@ -175,12 +175,12 @@ def list_cohorts(out: Path, rounds: int, least: int = 1) -> tuple[list[list[int]
     for row in read_history(out):
         pairs = zip(row["dropped"], row.get("dropped_reasons", ()), strict=True)
         absent |= {place for place, why in pairs if not why.startswith("not evaluated")}
-    asked, used = [], []
+    cohorts, participants = [], []
     for t in range(rounds):
-        asked.append([int(client) for client in uniform_cohort(len(names), 3, seed=5, round=t)])
-        there = [client for client in asked[-1] if f"{t + 1}:{names[client]}" not in absent]
-        used.append(there if len(there) >= least else [])
-    return asked, used
+        cohorts.append([int(client) for client in uniform_cohort(len(names), 3, seed=5, round=t)])
+        members = [client for client in cohorts[-1] if f"{t + 1}:{names[client]}" not in absent]
+        participants.append(members if len(members) >= least else [])
+    return cohorts, participants
 
 
 def check_equals_simulation(

@@ -74,9 +74,9 @@ def test_no_process_has_printed_a_key(trial):
     """Whatever ran here: SuperLink, executor, server, nodes, workers, and the commands that register keys."""
     logs = sorted(trial.processes.folder.glob("*.log"))
     assert {"link", "executor", "register", NODES[0], f"{NODES[0]}-worker"} <= {path.stem for path in logs}
-    printed = re.sub(r"\s", "", "".join(path.read_text(errors="replace") for path in logs))
-    assert len(printed) > 1000
-    assert not [piece for piece in secrets_of(trial.folder / "keys") if piece in printed]
+    text = re.sub(r"\s", "", "".join(path.read_text(errors="replace") for path in logs))
+    assert len(text) > 1000
+    assert not [piece for piece in secrets_of(trial.folder / "keys") if piece in text]
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a process for every message: seconds each")

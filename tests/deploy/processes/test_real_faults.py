@@ -125,20 +125,23 @@ def test_strangers_are_refused_and_nobody_notices(trial, tmp_path):
 
 
 def test_a_node_that_lies_is_left_out_and_the_others_go_on(trial):
-    """It sends rubbish, an old round, its first answer again, NaN, and 300 MB; then the truth, which counts."""
+    """It sends rubbish, an old round, its first answer again, NaN, and 300 MB (at night 10^9 bytes).
+
+    Then it sends the truth, which counts.
+    """
     rounds, client = 7, NODES.index(LAST)
-    asked = [t for t in range(rounds) if client in uniform_cohort(len(NODES), 3, seed=5, round=t)]
-    assert len(asked) == len(LIES) + 1
+    turns = [t for t in range(rounds) if client in uniform_cohort(len(NODES), 3, seed=5, round=t)]
+    assert len(turns) == len(LIES) + 1
     trial.hold(LAST, "lie")
     out = trial.submit("liar", **patient(rounds=rounds, deadline=120.0))
     trial.finish(out)
     cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
-    assert [t for t, cohort in enumerate(cohorts) if client in cohort] == asked[-1:]
+    assert [t for t, cohort in enumerate(cohorts) if client in cohort] == turns[-1:]
     assert [len(cohort) for cohort in cohorts] == [2, 2, 2, 2, 3, 2, 3]
     why = [reason for row in read_history(out) for reason in row.get("dropped_reasons", ())]
-    told = ["safetensors", "`round` must be 1", "`round` must be 2", "not finite", "`message` must be of at most"]
-    assert len(why) == len(told)
-    assert all(word in reason for word, reason in zip(told, why, strict=True)), why
+    words = ["safetensors", "`round` must be 1", "`round` must be 2", "not finite", "`message` must be of at most"]
+    assert len(why) == len(words)
+    assert all(word in reason for word, reason in zip(words, why, strict=True)), why
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a minute each: Flower lets a killed node back in after that")

@@ -29,17 +29,17 @@ def test_nothing_personal_is_on_the_wire(trial):
     out = trial.submit("honest", algorithm="fedalt", rounds=ROUNDS)
     trial.finish(out)
     check_equals_simulation(out, trial.folder, "fedalt", ROUNDS)
-    seen = streams(trial.proxy)
-    assert all(b"content-encoding" not in each.lower() for each in seen["raw"])
+    traffic = streams(trial.proxy)
+    assert all(b"content-encoding" not in each.lower() for each in traffic["raw"])
     hidden = windows(personal_bytes("fedalt", ROUNDS))
     assert len(hidden) > 3000
-    for kind, streams_seen in seen.items():
-        assert sum(map(len, streams_seen)) > 50_000, kind
-        assert count_found(hidden, streams_seen) == 0, kind
+    for kind, pieces in traffic.items():
+        assert sum(map(len, pieces)) > 50_000, kind
+        assert count_found(hidden, pieces) == 0, kind
         # Control: the same search finds what is shared, as it was sent at first and at last; in each kind by itself.
         for path in (out / "initial.safetensors", out / f"checkpoint/round-{ROUNDS:08d}/server.safetensors"):
             shared = windows([each.tobytes() for name, each in load_file(path).items() if "hidden" in name])
-            assert count_found(shared, streams_seen) > 0.9 * len(shared) > 300, kind
+            assert count_found(shared, pieces) > 0.9 * len(shared) > 300, kind
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="the same control is in the gate, on serialised messages")
@@ -47,5 +47,5 @@ def test_a_smuggled_tensor_is_found(trial):
     out = trial.submit("smuggler", algorithm="smuggler", rounds=ROUNDS)
     trial.finish(out)
     hidden = windows(personal_bytes("smuggler", ROUNDS))
-    for kind, seen in streams(trial.proxy).items():
-        assert count_found(hidden, seen) > 0, kind
+    for kind, pieces in streams(trial.proxy).items():
+        assert count_found(hidden, pieces) > 0, kind

@@ -27,15 +27,15 @@ OPENERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def read_members(archive: Path | IO[bytes], wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """The names and contents of those members of a zip or tar archive whose name is ``wanted``, one at a time.
+def read_members(archive: Path | IO[bytes], matches: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    """The names and contents of those members of a zip or tar archive whose name ``matches``, one at a time.
 
     The whole archive is refused where it holds more than it may, links, devices, or names that lead out of a folder.
     A tar archive is only read once, so it is refused at the first such member.
     """
     name = archive.name if isinstance(archive, Path) else "archive"
     if zipfile.is_zipfile(archive):
-        yield from _read_zip(name, archive, wanted)
+        yield from _read_zip(name, archive, matches)
         return
     with tarfile.open(archive) if isinstance(archive, Path) else tarfile.open(fileobj=archive) as tar:
         total = 0
@@ -43,7 +43,7 @@ def read_members(archive: Path | IO[bytes], wanted: Callable[[str], bool]) -> It
             total += member.size
             plain = member.isfile() or member.isdir()
             _check_member(name, member.name, plain, count, total)
-            if member.isfile() and wanted(member.name):
+            if member.isfile() and matches(member.name):
                 stream = tar.extractfile(member)
                 assert stream is not None
                 yield member.name, stream.read()
@@ -79,7 +79,7 @@ def unpack_z(name: str, content: bytes) -> bytes:
     return decompress_z(name, content, MOST_BYTES)
 
 
-def _read_zip(name: str, archive: Path | IO[bytes], wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def _read_zip(name: str, archive: Path | IO[bytes], matches: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(archive) as file:
         members, total = file.infolist(), 0
         for count, member in enumerate(members, 1):
@@ -87,7 +87,7 @@ def _read_zip(name: str, archive: Path | IO[bytes], wanted: Callable[[str], bool
             link = stat.S_ISLNK(member.external_attr >> 16)
             _check_member(name, member.filename, not link, count, total)
         for member in members:
-            if not member.is_dir() and wanted(member.filename):
+            if not member.is_dir() and matches(member.filename):
                 with file.open(member) as stream:
                     # What a header says may be false: no more than it says is read.
                     content = stream.read(member.file_size + 1)
@@ -99,8 +99,8 @@ def _check_member(archive: str, member: str, plain: bool, count: int, total: int
     path = PurePosixPath(member.replace("\\", "/"))
     inside = not path.is_absolute() and ".." not in path.parts and ":" not in path.parts[0] if path.parts else True
     if not (plain and inside):
-        got = f"{member!r:.80}, {'which leads out of it' if plain else 'a link or a device'}"
-        refuse(archive, "an archive of plain files in their folder", got, "Do not open it.")
+        problem = f"{member!r:.80}, {'which leads out of it' if plain else 'a link or a device'}"
+        refuse(archive, "an archive of plain files in their folder", problem, "Do not open it.")
     must(count <= MOST_MEMBERS, archive, f"an archive of at most {MOST_MEMBERS:,} files", "more", "Do not open it.")
     _check_size(archive, total)
 

@@ -187,11 +187,11 @@ def convert_gldv2(files: Files) -> Arrays:
     """The pictures that two lists name: of users (user_id, image_id, class), and for testing (image_id, class)."""
     rows = {part: _read_list(files[name]) for part, name in _GLD_LISTS.items()}
     names, client = np.unique([row["user_id"] for row in rows["train"]], return_inverse=True)
-    classes = np.unique([int(row["class"]) for listed in rows.values() for row in listed])
+    classes = np.unique([int(row["class"]) for entries in rows.values() for row in entries])
     arrays: Arrays = {"client": client.astype(np.int32), "client_names": names, "classes": classes}
-    for part, listed in rows.items():
-        arrays[f"x_{part}"] = np.stack([_read_square(files["images"], row["image_id"], 64) for row in listed])
-        arrays[f"y_{part}"] = np.searchsorted(classes, [int(row["class"]) for row in listed]).astype(np.int32)
+    for part, entries in rows.items():
+        arrays[f"x_{part}"] = np.stack([_read_square(files["images"], row["image_id"], 64) for row in entries])
+        arrays[f"y_{part}"] = np.searchsorted(classes, [int(row["class"]) for row in entries]).astype(np.int32)
     return arrays
 
 
@@ -201,8 +201,10 @@ _GLD_LISTS = {"train": "mini_gld_train_split.csv", "test": "mini_gld_test.csv"}
 def _read_list(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    wanted = {"image_id", "class", *({"user_id"} if "train" in path.name else ())}
-    must(bool(rows) and wanted <= rows[0].keys(), path.name, f"a list with {', '.join(sorted(wanted))}", "another one")
+    columns = {"image_id", "class", *({"user_id"} if "train" in path.name else ())}
+    must(
+        bool(rows) and columns <= rows[0].keys(), path.name, f"a list with {', '.join(sorted(columns))}", "another one"
+    )
     return rows
 
 

@@ -140,7 +140,7 @@ def convert_uci_har(files: Files) -> Arrays:
     """The second half of each window of nine signals; its statistics; subjects and activities from 1."""
     (outer,) = files.values()
     (inner,) = read_member(outer, "UCI HAR Dataset.zip")
-    signals, subjects, activities, tested = [], [], [], []
+    signals, subjects, activities, flags = [], [], [], []
     for part in ("train", "test"):
         names = [f"{signal}_{part}.txt" for signal in _HAR_SIGNALS] + [f"subject_{part}.txt", f"y_{part}.txt"]
         *windows, subject, activity = read_member(io.BytesIO(inner), *names)
@@ -148,14 +148,14 @@ def convert_uci_har(files: Files) -> Arrays:
         signals.append(np.stack([_read_numbers(name, each, 128, np.float64) for name, each in pairs], axis=1))
         subjects.append(_read_numbers(f"subject_{part}.txt", subject, 1)[:, 0])
         activities.append(_read_numbers(f"y_{part}.txt", activity, 1)[:, 0])
-        tested.append(np.full(len(subjects[-1]), part == "test", np.uint8))
+        flags.append(np.full(len(subjects[-1]), part == "test", np.uint8))
     half = np.concatenate(signals)[:, :, 64:]
     return {
         "X": half.astype(np.float16),
         "F": measure_signals(half),
         "y": (np.concatenate(activities) - 1).astype(np.uint8),
         "client": (np.concatenate(subjects) - 1).astype(np.uint8),
-        "is_test": np.concatenate(tested),
+        "is_test": np.concatenate(flags),
         "classes": np.array(_HAR_CLASSES),
         "channels": np.array([signal.replace("body_gyro", "gyro") for signal in _HAR_SIGNALS]),
     }

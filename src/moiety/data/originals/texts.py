@@ -25,10 +25,10 @@ def _encode_texts(texts: Mapping[str, str]) -> Arrays:
     must(bool(texts), "texts", "of at least one client", "none")
     vocabulary = "".join(sorted(set().union(*texts.values())))
     points = np.frombuffer("".join(texts.values()).encode("utf-32-le"), np.uint32)
-    known = np.frombuffer(vocabulary.encode("utf-32-le"), np.uint32)
+    alphabet = np.frombuffer(vocabulary.encode("utf-32-le"), np.uint32)
     width = np.uint8 if len(vocabulary) <= 256 else np.uint16
     return {
-        "codes": np.searchsorted(known, points).astype(width),
+        "codes": np.searchsorted(alphabet, points).astype(width),
         "offsets": np.concatenate([[0], np.cumsum([len(text) for text in texts.values()])]).astype(np.int64),
         "client_names": np.array(list(texts)),
         "vocab": np.array(vocabulary),
@@ -92,8 +92,8 @@ def read_roles(play: str, text: str) -> dict[str, list[str]]:
             role = ""
         elif role:
             speeches[role][-1] += "\n" + "\n".join(lines)
-    cleaned = {role: [" ".join(_STAGE_DIRECTION.sub("", s).split()) for s in own] for role, own in speeches.items()}
-    return {role: [speech for speech in own if speech] for role, own in cleaned.items() if any(own)}
+    texts = {role: [" ".join(_STAGE_DIRECTION.sub("", s).split()) for s in own] for role, own in speeches.items()}
+    return {role: [speech for speech in own if speech] for role, own in texts.items() if any(own)}
 
 
 def _match_name(style: re.Pattern[str], line: str) -> str:
@@ -184,7 +184,7 @@ def read_example(message: bytes) -> dict[str, bytes]:
     return texts
 
 
-def _fields(message: bytes, wanted: int) -> Iterator[bytes]:
+def _fields(message: bytes, field: int) -> Iterator[bytes]:
     """The contents of the fields of that number, where they are bytes (kind 2 of the wire format)."""
     at = 0
     while at < len(message):
@@ -198,7 +198,7 @@ def _fields(message: bytes, wanted: int) -> Iterator[bytes]:
             size, at = _varint(message, at)
         if size is None or at + size > len(message):
             refuse("example", "a message of protocol buffers", f"one that breaks off at byte {at}")
-        if kind == 2 and number == wanted:
+        if kind == 2 and number == field:
             yield message[at : at + size]
         at += size
 

@@ -75,8 +75,8 @@ def read_archive(file: str, shapes: Mapping[str, Shape]) -> dict[str, Array]:
     for name, shape in shapes.items():
         _check_array(f"{file}: {name}", arrays[name], KINDS.get(name, "iu"), shape, lengths)
     if judge_file(path, digest_arrays(arrays)).state == UNKNOWN:
-        known = file.partition(".")[0]
-        warnings.warn(f"{path} is not the {known} that moiety knows: results are not of that data set.", stacklevel=2)
+        title = file.partition(".")[0]
+        warnings.warn(f"{path} is not the {title} that moiety knows: results are not of that data set.", stacklevel=2)
     return {name: arrays[name] for name in shapes}
 
 
@@ -107,9 +107,9 @@ def _check_room(file: str, archive: zipfile.ZipFile) -> None:
             version = np.lib.format.read_magic(stream)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(stream)
-            claimed, held = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
-            same = claimed == held or dtype.hasobject  # which is refused when it is read
-            must(same, f"{file}: {member.filename}", f"of {claimed:,} bytes, as it claims", f"{held:,}", AGAIN)
+            claim, size = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
+            same = claim == size or dtype.hasobject  # which is refused when it is read
+            must(same, f"{file}: {member.filename}", f"of {claim:,} bytes, as it claims", f"{size:,}", AGAIN)
 
 
 def as_images(pixels: Array) -> Array:
@@ -139,8 +139,8 @@ def make_columns(file: str, x: Array, y: Array, classes: int) -> dict[str, Array
 def first_file(*files: str) -> str:
     """The first of these files that is there, or else the first that can be fetched."""
     rows = {file: row_of_file(file) for file in files}
-    fetched = [file for file, row in rows.items() if row and not row.by_hand]
-    return next((file for file in files if find_file(file) is not None), [*fetched, *files][0])
+    downloads = [file for file, row in rows.items() if row and not row.by_hand]
+    return next((file for file in files if find_file(file) is not None), [*downloads, *files][0])
 
 
 def _find(file: str) -> Path:
@@ -148,18 +148,18 @@ def _find(file: str) -> Path:
     if path is not None:
         return path
     folder, row = named_folder(), row_of_file(file)
-    got = "nothing: it is not set"
+    problem = "nothing: it is not set"
     if folder is not None:
-        got = f"{folder}, which {'does not' if folder.is_dir() else 'is no folder'}"
+        problem = f"{folder}, which {'does not' if folder.is_dir() else 'is no folder'}"
     hint = f"To make the file, run: {row.command}." if row else ""
-    raise MoietyError(message(VARIABLE, f"a folder that holds {file}", got, hint))
+    raise MoietyError(message(VARIABLE, f"a folder that holds {file}", problem, hint))
 
 
 def _check_array(name: str, array: Array, kinds: str, shape: Shape, lengths: dict[str, int]) -> None:
     must(array.dtype.kind in kinds, name, _KINDS_IN_WORDS[kinds], array.dtype, AGAIN)
     fits = array.ndim == len(shape)
-    for length, want in zip(array.shape, shape, strict=False):
-        fits = fits and length == (lengths.setdefault(want, length) if isinstance(want, str) else want)
-    known = {letter: length for letter, length in lengths.items() if letter in shape}
-    wanted = f"of shape [{', '.join(map(str, shape))}]" + (f" with {known}" if known and not fits else "")
-    must(fits, name, wanted, list(array.shape), AGAIN)
+    for length, expected in zip(array.shape, shape, strict=False):
+        fits = fits and length == (lengths.setdefault(expected, length) if isinstance(expected, str) else expected)
+    sizes = {letter: length for letter, length in lengths.items() if letter in shape}
+    constraint = f"of shape [{', '.join(map(str, shape))}]" + (f" with {sizes}" if sizes and not fits else "")
+    must(fits, name, constraint, list(array.shape), AGAIN)

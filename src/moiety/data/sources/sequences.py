@@ -108,11 +108,11 @@ class Texts(NamedTuple):
 
 def _choose_longest(texts: Texts, name: str, count: int | None) -> Ints:
     """The positions of the ``count`` clients with most text, ascending; all of them by default."""
-    known = len(texts.names)
+    total = len(texts.names)
     if count is not None:
         whole(name, count, 1)
-        must(count <= known, name, f"at most the {known} there are", count)
-    return np.sort(np.argsort(-np.diff(texts.offsets), kind="stable")[: known if count is None else count])
+        must(count <= total, name, f"at most the {total} there are", count)
+    return np.sort(np.argsort(-np.diff(texts.offsets), kind="stable")[: total if count is None else count])
 
 
 def _read_texts(file: str) -> Texts:
@@ -146,10 +146,10 @@ def _make_words(texts: Texts, roles: Ints, length: int, vocabulary: int) -> Sour
     role: list[int] = []
     for i in roles.tolist():
         text = "".join(letters[codes[offsets[i] : offsets[i + 1]]])
-        spoken = [words for part in _SENTENCE_ENDS.split(text) if (words := _WORD.findall(part))]
-        if len(spoken) >= 2:
-            sentences += spoken
-            role += [i] * len(spoken)
+        lines = [words for part in _SENTENCE_ENDS.split(text) if (words := _WORD.findall(part))]
+        if len(lines) >= 2:
+            sentences += lines
+            role += [i] * len(lines)
     must(len(sentences) > 0, "roles", "such that some role has two sentences", "none")
     dictionary = {word: i for i, word in enumerate(sorted({word for words in sentences for word in words}))}
     tokens = np.full((len(sentences), length + 1), _PAD, dtype=np.int64)

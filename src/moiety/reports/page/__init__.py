@@ -42,10 +42,10 @@ def make_parts(groups: Sequence[Group], *, live: bool = False) -> tuple[str, str
     """The title of the page, its content as HTML, and the numbers that its figures are drawn from."""
     results = [result for group in groups for result in group.results.values()]
     must(len(results) > 0, "runs", "at least one", "none")
-    ended = [result for result in results if result.clients]
-    must(live or len(ended) == len(results), "runs", "ones that have ended", "one without rows of clients")
-    for other in ended[1:]:
-        check_alike(ended[0], other)
+    ended_results = [result for result in results if result.clients]
+    must(live or len(ended_results) == len(results), "runs", "ones that have ended", "one without rows of clients")
+    for other in ended_results[1:]:
+        check_alike(ended_results[0], other)
     content = gather(groups)
     names = " and ".join(dict.fromkeys(group.name for group in groups[:2]))
     more = f" and {len(groups) - 2} more" if len(groups) > 2 else ""

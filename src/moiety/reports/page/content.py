@@ -78,15 +78,15 @@ class Content:
     curves: list[dict[str, Any]]
 
     @property
-    def drawn(self) -> list[View]:
+    def drawn_views(self) -> list[View]:
         """The comparisons whose clients are drawn one by one."""
         return [view for view in self.views if view.group < GROUPS]
 
     @property
     def reliability(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """The bins of a reliability diagram for each group that has some, over all its seeds."""
-        pooled = [(group.name, _pool_bins(list(group.results.values()))) for group in self.groups[:GROUPS]]
-        return [(name, bins) for name, bins in pooled if bins]
+        pairs = [(group.name, _pool_bins(list(group.results.values()))) for group in self.groups[:GROUPS]]
+        return [(name, bins) for name, bins in pairs if bins]
 
     @property
     def first(self) -> Result:
@@ -96,11 +96,11 @@ class Content:
 
 def _pool_bins(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The bins of all runs as those of one: examples are added, and means are over all of them."""
-    alike: dict[tuple[float, float], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[float, float], list[Mapping[str, Any]]] = {}
     for row in (row for result in results for row in result.calibration):
-        alike.setdefault((row["low"], row["high"]), []).append(row)
+        groups.setdefault((row["low"], row["high"]), []).append(row)
     bins = []
-    for (low, high), rows in sorted(alike.items()):
+    for (low, high), rows in sorted(groups.items()):
         n = sum(row["n"] for row in rows)
         means = {key: sum(row["n"] * row[key] for row in rows) / n for key in ("confidence", "accuracy")}
         bins.append({"low": low, "high": high, "n": n, **means})
@@ -110,14 +110,16 @@ def _pool_bins(results: Sequence[Result]) -> list[dict[str, Any]]:
 def gather(groups: Sequence[Group]) -> Content:
     """Everything that the page needs, from runs of the same data and metric; runs under way have curves only."""
     results = [result for group in groups for result in group.results.values()]
-    begun = [result for result in results if result.history]
-    metric = begun[0].metric if begun else ""
-    ended = [group for group in groups if group.results and all(result.clients for result in group.results.values())]
+    begun_results = [result for result in results if result.history]
+    metric = begun_results[0].metric if begun_results else ""
+    ended_groups = [
+        group for group in groups if group.results and all(result.clients for result in group.results.values())
+    ]
     higher = True
     if any(result.clients for result in results):
         higher = higher_is_better(metric, *(result.clients for result in results))
-    scores = [_align(group) for group in ended]
-    views = _compare(ended, scores, metric, higher)
+    scores = [_align(group) for group in ended_groups]
+    views = _compare(ended_groups, scores, metric, higher)
     curves = [_follow(group) for group in groups[:GROUPS] if any(result.history for result in group.results.values())]
     return Content(list(groups), metric, higher, views, scores, curves)
 
@@ -181,24 +183,24 @@ def _view(
     old: np.ndarray,
     metric: str,
     higher: bool,
-    over: Interval | None,
+    span: Interval | None,
     group: int,
     clients: Sequence[dict[str, Any]] = (),
 ) -> View:
     """Compare two models of each client, over seeds."""
     values, base = new.mean(0), old.mean(0)
-    known = changes(
+    differences = changes(
         dict(enumerate(values.tolist())),  # type: ignore[arg-type]
         dict(enumerate(base.tolist())),  # type: ignore[arg-type]
         higher_is_better=higher,
     )
-    gains = np.array([known.get(at, np.nan) for at in range(len(values))])  # type: ignore[call-overload]
+    gains = np.array([differences.get(at, np.nan) for at in range(len(values))])  # type: ignore[call-overload]
     ends = read_ends(clients)
     if ends is None:
         ends = bound_gains(new, old, scores.n_test, metric, higher=higher)
     verdicts = judge_gains(gains, ends)
     low, high = (None, None) if ends is None else ends
-    return View(*names, values, base, gains, low, high, verdicts, over, group)
+    return View(*names, values, base, gains, low, high, verdicts, span, group)
 
 
 def _follow(group: Group) -> dict[str, Any]:
@@ -229,8 +231,8 @@ def _read(row: Mapping[str, Any], key: str) -> float | None:
 
 
 def _summarise(values: Sequence[float | None]) -> list[float | None]:
-    known = [value for value in values if value is not None]
-    return [sum(known) / len(known), min(known), max(known)] if known else [None, None, None]
+    numbers = [value for value in values if value is not None]
+    return [sum(numbers) / len(numbers), min(numbers), max(numbers)] if numbers else [None, None, None]
 
 
 def choose_clients(views: Sequence[View], clients: int) -> np.ndarray:
@@ -249,21 +251,21 @@ def choose_clients(views: Sequence[View], clients: int) -> np.ndarray:
 
 def quantiles(values: np.ndarray, *, higher: bool) -> dict[str, Any]:
     """How a metric is spread over clients: quantiles, and the mean of the tenth that fares worst."""
-    known = values[np.isfinite(values)]
-    if not len(known):
+    scores = values[np.isfinite(values)]
+    if not len(scores):
         return {"quantiles": [None] * len(QUANTILES), "worst": None, "clients": 0}
-    worst = worst_decile(known, higher_is_better=higher)
-    return {"quantiles": np.quantile(known, QUANTILES).tolist(), "worst": worst, "clients": len(known)}
+    worst = worst_decile(scores, higher_is_better=higher)
+    return {"quantiles": np.quantile(scores, QUANTILES).tolist(), "worst": worst, "clients": len(scores)}
 
 
 def by_size(view: View, n: np.ndarray) -> list[dict[str, Any]]:
     """The comparison for the clients with at most the median number of training rows, and for the others."""
-    known = np.isfinite(view.gains)
-    if not known.any():
+    finite = np.isfinite(view.gains)
+    if not finite.any():
         return []
-    cut = float(np.median(n[known]))
+    cut = float(np.median(n[finite]))
     rows = []
-    for name, some in ((f"at most {cut:g}", known & (n <= cut)), (f"more than {cut:g}", known & (n > cut))):
+    for name, some in ((f"at most {cut:g}", finite & (n <= cut)), (f"more than {cut:g}", finite & (n > cut))):
         if some.any():
             words = [word for word, inside in zip(view.verdicts, some, strict=True) if inside]
             row = {"rows": name, "clients": int(some.sum()), "mean": float(view.gains[some].mean())}

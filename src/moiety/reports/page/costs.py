@@ -23,19 +23,18 @@ LONG = 300
 
 def write_costs(content: Content) -> str:
     """Bytes, FLOPs, memory, time, and epsilon where the history has it."""
-    groups = [(group.name, list(group.results.values())) for group in content.groups]
-    begun = [(name, [run for run in runs if run.history]) for name, runs in groups]
-    known = [(name, runs) for name, runs in begun if runs]
-    if not known:
+    every = [(group.name, [run for run in group.results.values() if run.history]) for group in content.groups]
+    groups = [(name, runs) for name, runs in every if runs]
+    if not groups:
         return ""
-    columns = {make_printable(name): _list_costs(runs) for name, runs in known}
+    columns = {make_printable(name): _list_costs(runs) for name, runs in groups}
     names = list(dict.fromkeys(row for rows in columns.values() for row in rows))
     rows = [[name, *(rows.get(name, "-") for rows in columns.values())] for name in names]
-    several = any(len(runs) > 1 for _, runs in known)
+    several = any(len(runs) > 1 for _, runs in groups)
     caption = "Cost of a run, mean over seeds" if several else "Cost of the run"
-    shown = table(caption, ["cost", *columns] if len(columns) > 1 else ["", ""], rows)
+    costs = table(caption, ["cost", *columns] if len(columns) > 1 else ["", ""], rows)
     words = "Bytes are those of the messages that went down and up; FLOPs and memory are counted for one device's local"
-    return section("cost", "What it cost", shown, paragraph(f"{words} training, not measured.", "note"))
+    return section("cost", "What it cost", costs, paragraph(f"{words} training, not measured.", "note"))
 
 
 def _list_costs(runs: Sequence[Result]) -> dict[str, str]:
@@ -43,8 +42,8 @@ def _list_costs(runs: Sequence[Result]) -> dict[str, str]:
 
     def average(key: str) -> float | None:
         values = [row.get(key) for row in last]
-        known = [float(value) for value in values if isinstance(value, int | float)]
-        return mean(known) if known and len(known) == len(values) else None
+        numbers = [float(value) for value in values if isinstance(value, int | float)]
+        return mean(numbers) if numbers and len(numbers) == len(values) else None
 
     amounts = {
         "sent down": ("down_payload", "B"),
@@ -66,8 +65,8 @@ def _list_costs(runs: Sequence[Result]) -> dict[str, str]:
     seconds = average("seconds")
     rows |= {} if seconds is None else {"time in rounds": f"{seconds:.1f} s"}
     rows["engine"] = list_names(sorted({str(run.config.get("run", {}).get("engine", "-")) for run in runs}), 3)
-    dropped = sum(len(run.dropped) for run in runs)
-    return rows | ({"updates dropped": format_count(dropped, "update")} if dropped else {})
+    drops = sum(len(run.dropped) for run in runs)
+    return rows | ({"updates dropped": format_count(drops, "update")} if drops else {})
 
 
 def write_posterior(content: Content) -> str:
@@ -76,21 +75,21 @@ def write_posterior(content: Content) -> str:
     if content.reliability:
         rows = [[make_printable(name), *_show_bin(row)] for name, bins in content.reliability for row in bins]
         heads = ["runs", "confidence between", "examples", "mean confidence", "accuracy"]
-        behind = table("Reliability", heads, rows, texts=2)
+        numbers = table("Reliability", heads, rows, texts=2)
         errors = [f"{make_printable(name)} {calibration_error(bins):.3f}" for name, bins in content.reliability]
         caption = (
             "On the diagonal, a model that is 80% sure is right 80% of the time; points are larger where there are"
         )
         caption += f" more examples. Calibration error: {', '.join(errors)}."
-        parts.append(figure("reliability", "Accuracy against confidence", caption, behind))
-    drawn = [(group.name, [row for run in group.results.values() for row in run.clients]) for group in content.groups]
-    rows = [[make_printable(name), *_judge_draws(some)] for name, some in drawn if any(map(is_drawn, some))]
+        parts.append(figure("reliability", "Accuracy against confidence", caption, numbers))
+    groups = [(group.name, [row for run in group.results.values() for row in run.clients]) for group in content.groups]
+    rows = [[make_printable(name), *_judge_draws(some)] for name, some in groups if any(map(is_drawn, some))]
     if rows:
         heads = ["runs", "clients", "median effective draws", "fewest", "median split R-hat", f"above {AGREE}"]
-        behind = table("What the draws are worth", [*heads, "left their density"], rows)
+        numbers = table("What the draws are worth", [*heads, "left their density"], rows)
         caption = "Each point is a client. Effective draws: how many independent draws its kept draws are worth. Split"
         caption += f" R-hat: whether the halves of its chain agree; above {AGREE} (the line) they do not."
-        parts.append(figure("draws", "Effective draws and split R-hat", caption, behind))
+        parts.append(figure("draws", "Effective draws and split R-hat", caption, numbers))
     return section("posterior", "What the models do not know", *parts) if parts else ""
 
 
@@ -100,11 +99,11 @@ def _show_bin(row: Mapping[str, Any]) -> list[object]:
 
 
 def _judge_draws(rows: Sequence[Mapping[str, Any]]) -> list[object]:
-    known = [row for row in rows if is_drawn(row)]
-    worth, apart = ([float(row[key]) for row in known] for key in ("effective_draws", "rhat"))
-    far = sum(value > AGREE for value in apart)
-    left = sum(bool(row.get("diverges")) for row in known)
-    return [len(known), f"{median(worth):.1f}", f"{min(worth):.1f}", f"{median(apart):.3f}", far, left]
+    chains = [row for row in rows if is_drawn(row)]
+    draws, rhats = ([float(row[key]) for row in chains] for key in ("effective_draws", "rhat"))
+    far = sum(value > AGREE for value in rhats)
+    divergences = sum(bool(row.get("diverges")) for row in chains)
+    return [len(chains), f"{median(draws):.1f}", f"{min(draws):.1f}", f"{median(rhats):.3f}", far, divergences]
 
 
 def write_configuration(content: Content) -> str:
@@ -137,10 +136,10 @@ def _first(results: Mapping[int, Result]) -> Result:
 
 def list_checks(results: Sequence[Result]) -> list[str]:
     """What was checked on the way to this page, and held."""
-    dropped = sum(len(result.dropped) for result in results)
+    drops = sum(len(result.dropped) for result in results)
     updates = sum(int(result.ledger.get("client_updates", 0)) for result in results)
     checks = [
-        f"All {updates:,} uploads had the declared layout: a guard compared each; {dropped or 'none'} dropped.",
+        f"All {updates:,} uploads had the declared layout: a guard compared each; {drops or 'none'} dropped.",
     ]
     if all(result.config.get("run", {}).get("on_divergence", "stop") == "stop" for result in results):
         checks.append("The server's parameters were finite after every round, and no training loss ran away.")
@@ -152,8 +151,8 @@ def list_checks(results: Sequence[Result]) -> list[str]:
         )
     if len(results) > 1:
         checks.append("All runs have the same data, clients, metric and evaluated rows.")
-    stopped = [result for result in results if result.stopped]
-    checks += [f"{make_printable(run.name)} stopped early: {make_printable(run.stopped)}." for run in stopped]
+    stops = [result for result in results if result.stopped]
+    checks += [f"{make_printable(run.name)} stopped early: {make_printable(run.stopped)}." for run in stops]
     return checks
 
 

@@ -19,7 +19,7 @@ def make_data(content: Content) -> dict[str, Any]:
     """All numbers of the figures and of the table of clients."""
     metric = {"name": content.metric, "percent": is_percentage(content.metric), "higher": content.higher}
     present = {key for curve in content.curves for key in curve["columns"]}
-    shown = choose_clients(content.drawn, len(content.scores[0].names)) if content.scores else np.arange(0)
+    clients = choose_clients(content.drawn_views, len(content.scores[0].names)) if content.scores else np.arange(0)
     return {
         "metric": {**metric, "unit": unit(content.metric)},
         "curves": {
@@ -27,10 +27,10 @@ def make_data(content: Content) -> dict[str, Any]:
             "measures": [_measure(key, content.metric) for key in MEASURES if key in present],
             "across": [{"key": key, "label": label} for key, label in ACROSS.items() if key in present],
         },
-        "clients": _list_clients(content, shown),
+        "clients": _list_clients(content, clients),
         "verdicts": VERDICTS,
-        "views": [_cut(view, shown) for view in content.drawn],
-        "helped": [count_gains(view) for view in content.drawn],
+        "views": [_cut(view, clients) for view in content.drawn_views],
+        "helped": [count_gains(view) for view in content.drawn_views],
         "spread": spread_rows(content),
         "pairs": pair_rows(content),
         "reliability": [{"label": label, "bins": bins} for label, bins in content.reliability],
@@ -44,27 +44,27 @@ def _measure(key: str, metric: str) -> dict[str, Any]:
     return {"key": key, "label": label, "percent": scored and is_percentage(metric)}
 
 
-def _list_clients(content: Content, shown: np.ndarray) -> dict[str, Any]:
+def _list_clients(content: Content, clients: np.ndarray) -> dict[str, Any]:
     if not content.scores:
         return {"names": [], "n": [], "n_test": [], "of": 0}
     scores = content.scores[0]
-    names = [shorten(scores.names[at]) for at in shown]
-    columns = {"n": scores.n[shown].tolist(), "n_test": scores.n_test[shown].tolist()}
+    names = [shorten(scores.names[at]) for at in clients]
+    columns = {"n": scores.n[clients].tolist(), "n_test": scores.n_test[clients].tolist()}
     return {"names": names, **columns, "of": len(scores.names)}
 
 
 def shorten(name: str) -> str:
     """A name as far as it fits: its beginning and its end."""
-    shown = make_printable(name)
-    return shown if len(shown) <= NAME else f"{shown[: NAME - 16]}…{shown[-15:]}"
+    text = make_printable(name)
+    return text if len(text) <= NAME else f"{text[: NAME - 16]}…{text[-15:]}"
 
 
-def _cut(view: View, shown: np.ndarray) -> dict[str, Any]:
+def _cut(view: View, clients: np.ndarray) -> dict[str, Any]:
     """A comparison with the clients that are drawn."""
     columns: dict[str, Any] = {"new": view.values, "old": view.base, "gain": view.gains}
     columns |= {} if view.low is None else {"low": view.low, "high": view.high}
-    cut = {name: column[shown].tolist() for name, column in columns.items()}
-    verdicts = [VERDICTS.index(view.verdicts[at]) for at in shown]
+    cut = {name: column[clients].tolist() for name, column in columns.items()}
+    verdicts = [VERDICTS.index(view.verdicts[at]) for at in clients]
     return {"label": view.label, "names": [view.new, view.old], **cut, "verdict": verdicts}
 
 
@@ -79,9 +79,9 @@ def count_gains(view: View) -> dict[str, Any]:
 def spread_rows(content: Content) -> list[dict[str, Any]]:
     """How the metric is spread over clients, for each model on the page."""
     rows = []
-    ended = [group for group in content.groups if all(result.clients for result in group.results.values())]
-    several = len(ended) > 1
-    for at, (group, scores) in enumerate(list(zip(ended, content.scores, strict=True))[:GROUPS]):
+    groups = [group for group in content.groups if all(result.clients for result in group.results.values())]
+    several = len(groups) > 1
+    for at, (group, scores) in enumerate(list(zip(groups, content.scores, strict=True))[:GROUPS]):
         for words, values in (("personal", scores.own), ("shared alone", scores.shared)):
             if words != "personal" and np.array_equal(scores.own, scores.shared, equal_nan=True):
                 continue
@@ -94,10 +94,10 @@ def spread_rows(content: Content) -> list[dict[str, Any]]:
 def pair_rows(content: Content) -> list[dict[str, Any]]:
     """The mean gain of each comparison, with its interval over seeds."""
     rows = []
-    for view in content.drawn:
-        over = view.over_seeds
-        if over is not None:
-            rows.append({"label": view.label, "mean": over.mean, "low": over.low, "high": over.high, "n": over.seeds})
+    for view in content.drawn_views:
+        span = view.over_seeds
+        if span is not None:
+            rows.append({"label": view.label, "mean": span.mean, "low": span.low, "high": span.high, "n": span.seeds})
     return rows
 
 
@@ -106,11 +106,11 @@ def draw_columns(content: Content) -> list[dict[str, Any]]:
     groups = []
     for group in content.groups[:GROUPS]:
         rows = [row for result in group.results.values() for row in result.clients]
-        known = [row for row in rows if is_drawn(row)]
-        if known:
-            step = max(1, len(known) // 2000)
-            worth, apart = ([float(row[key]) for row in known[::step]] for key in ("effective_draws", "rhat"))
-            groups.append({"label": group.name, "effective": worth, "rhat": apart})
+        chains = [row for row in rows if is_drawn(row)]
+        if chains:
+            step = max(1, len(chains) // 2000)
+            draws, rhats = ([float(row[key]) for row in chains[::step]] for key in ("effective_draws", "rhat"))
+            groups.append({"label": group.name, "effective": draws, "rhat": rhats})
     return groups
 
 

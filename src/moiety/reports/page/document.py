@@ -92,10 +92,10 @@ def _align(at: int, texts: int) -> str:
     return "" if at < texts else ' class="number"'
 
 
-def figure(name: str, title: str, caption: str, behind: str) -> str:
+def figure(name: str, title: str, caption: str, numbers: str) -> str:
     """A place that the script draws in, and the table behind it."""
     plot = f'<div class="plot" id="plot-{name}" data-title="{escape(title)}"></div>'
-    more = f"<details><summary>The numbers as a table</summary>{behind}</details>" if behind else ""
+    more = f"<details><summary>The numbers as a table</summary>{numbers}</details>" if numbers else ""
     return f'<figure id="figure-{name}">{plot}<figcaption>{escape(caption)}</figcaption>{more}</figure>'
 
 

@@ -65,10 +65,10 @@ def _more(gain: float, metric: str) -> str:
     """How a gain reads in a sentence."""
     if not math.isfinite(gain):
         return "which cannot be compared with"
-    shown = format_gain(abs(gain), metric).lstrip("+")
-    if float(shown) == 0:
+    size = format_gain(abs(gain), metric).lstrip("+")
+    if float(size) == 0:
         return "the same as"
-    what = f"{shown} points" if is_percentage(metric) else shown
+    what = f"{size} points" if is_percentage(metric) else size
     return f"{what} {'better' if gain > 0 else 'worse'} than"
 
 
@@ -81,33 +81,31 @@ def _compare_runs(content: Content) -> str:
     if len(pairs) > 1:
         return _list_decided(pairs, base, content.metric)
     view = pairs[0]
-    over, metric = view.over_seeds, content.metric
-    assert over is not None
-    words = f"{make_printable(view.new)} is {_more(over.mean, metric)} {base} in {metric}"
-    if over.low is None or over.high is None:
+    span, metric = view.over_seeds, content.metric
+    assert span is not None
+    words = f"{make_printable(view.new)} is {_more(span.mean, metric)} {base} in {metric}"
+    if span.low is None or span.high is None:
         return f"{words}; one seed decides nothing."
-    if over.low <= 0 <= over.high:
-        ends = f"{format_gain(over.low, metric)} to {format_gain(over.high, metric)}"
-        return f"{words}, but the interval over {over.seeds} seeds, {ends}, decides nothing."
-    return f"{words}, beyond the noise of {over.seeds} seeds. {_beyond(view.count(HELPED), view.count(HURT))}"
+    if span.low <= 0 <= span.high:
+        ends = f"{format_gain(span.low, metric)} to {format_gain(span.high, metric)}"
+        return f"{words}, but the interval over {span.seeds} seeds, {ends}, decides nothing."
+    return f"{words}, beyond the noise of {span.seeds} seeds. {_beyond(view.count(HELPED), view.count(HURT))}"
 
 
 def _list_decided(pairs: Sequence[View], base: str, metric: str) -> str:
     """Which of several runs are better or worse than the first, by how much, and how many are not decided."""
-    known = [(view, view.over_seeds) for view in pairs if view.over_seeds is not None]
-    if all(over.low is None for _, over in known):
+    spans = [(view, view.over_seeds) for view in pairs if view.over_seeds is not None]
+    if all(span.low is None for _, span in spans):
         return f"{len(pairs)} runs against {base}, with one seed each: differences are not decided."
-    decided: dict[str, list[str]] = {"better": [], "worse": []}
-    for view, over in known:
-        if over.low is not None and over.high is not None and not over.low <= 0 <= over.high:
-            gain = f"{format_gain(over.mean, metric)}{' points' if is_percentage(metric) else ''}"
-            decided["better" if over.mean > 0 else "worse"].append(f"{make_printable(view.new)} ({gain})")
+    sides: dict[str, list[str]] = {"better": [], "worse": []}
+    for view, span in spans:
+        if span.low is not None and span.high is not None and not span.low <= 0 <= span.high:
+            gain = f"{format_gain(span.mean, metric)}{' points' if is_percentage(metric) else ''}"
+            sides["better" if span.mean > 0 else "worse"].append(f"{make_printable(view.new)} ({gain})")
     parts = [
-        f"{list_names(names, 3)} {'is' if len(names) == 1 else 'are'} {word}"
-        for word, names in decided.items()
-        if names
+        f"{list_names(names, 3)} {'is' if len(names) == 1 else 'are'} {word}" for word, names in sides.items() if names
     ]
-    rest = len(pairs) - sum(map(len, decided.values()))
+    rest = len(pairs) - sum(map(len, sides.values()))
     if rest:
         parts.append(f"{rest} {'is' if rest == 1 else 'are'} not decided" if parts else "nothing is decided")
     return f"Against {base}, beyond the noise of seeds: {'; '.join(parts)}."
@@ -136,10 +134,10 @@ def write_cards(content: Content) -> str:
     score = "metric" if several else "metric_unweighted"  # of what the headline speaks of
     for group in content.groups[:4]:
         results = [result for result in group.results.values() if result.clients]
-        over = mean_over_seeds([float(result.personal[score]) for result in results])
-        if over is not None:
+        span = mean_over_seeds([float(result.personal[score]) for result in results])
+        if span is not None:
             name = make_printable(group.name) if several else "personal models" if content.views else "the shared model"
-            cards.append((format_metric(over.mean, metric), f"{metric}, {name}", _spread(over, metric)))
+            cards.append((format_metric(span.mean, metric), f"{metric}, {name}", _spread(span, metric)))
     if not several and content.views:
         shared = mean([float(run.shared["metric_unweighted"]) for run in runs])
         cards.append((format_metric(shared, metric), f"{metric}, shared alone", ""))
@@ -149,8 +147,10 @@ def write_cards(content: Content) -> str:
         view = content.views[0]
         words = f"of {int((view.gains == view.gains).sum())} clients beyond noise"
         cards.append((f"{view.count(HELPED)} / {view.count(HURT)}", "helped / hurt", words))
-    sent = mean([float(run.ledger["down_payload"] + run.ledger["up_payload"]) for run in runs])
-    cards.append((format_amount(sent, "B"), "sent in all", make_printable(content.groups[0].name) if several else ""))
+    traffic = mean([float(run.ledger["down_payload"] + run.ledger["up_payload"]) for run in runs])
+    cards.append(
+        (format_amount(traffic, "B"), "sent in all", make_printable(content.groups[0].name) if several else "")
+    )
     inner = "".join(
         f"<div><dt>{escape(what)}{_small(note)}</dt><dd>{escape(number)}</dd></div>" for number, what, note in cards
     )
@@ -161,8 +161,8 @@ def _small(note: str) -> str:
     return f"<small>{escape(note)}</small>" if note else ""
 
 
-def _spread(over: Interval, metric: str) -> str:
-    if over.low is None or over.high is None:
+def _spread(span: Interval, metric: str) -> str:
+    if span.low is None or span.high is None:
         return "mean over clients, one seed"
-    half = format_gain(over.high - over.mean, metric).lstrip("+")
-    return f"± {half} {'points' if is_percentage(metric) else unit(metric)}, {over.seeds} seeds"
+    half = format_gain(span.high - span.mean, metric).lstrip("+")
+    return f"± {half} {'points' if is_percentage(metric) else unit(metric)}, {span.seeds} seeds"

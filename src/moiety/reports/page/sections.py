@@ -22,11 +22,11 @@ NAMED = 8
 
 def write_sections(content: Content) -> str:
     """All sections, in the order of the page."""
-    opening = f'<header class="top"><p class="kicker">{escape(_kicker(content))}</p>'
-    opening += f"<h1>{escape(headline(content))}</h1>{write_cards(content)}</header>"
-    parts = [opening, _write_runs(content), _write_curves(content)]
+    header = f'<header class="top"><p class="kicker">{escape(_kicker(content))}</p>'
+    header += f"<h1>{escape(headline(content))}</h1>{write_cards(content)}</header>"
+    parts = [header, _write_runs(content), _write_curves(content)]
     if content.scores:
-        parts += [_write_helped(content), _write_clients(content), _write_spread(content)]
+        parts += [_write_choices(content), _write_helped(content), _write_clients(content), _write_spread(content)]
     parts += [write_posterior(content), write_costs(content), write_configuration(content)]
     return "".join(part for part in parts if part)
 
@@ -39,18 +39,18 @@ def _kicker(content: Content) -> str:
     return f"{names} · {first.part_name('data')}{part}"
 
 
-def show_interval(over: Interval | None, metric: str, *, gain: bool = False) -> str:
+def show_interval(span: Interval | None, metric: str, *, gain: bool = False) -> str:
     """A mean with its interval over seeds; a share's interval stays within 0 and 100%."""
-    if over is None:
+    if span is None:
         return "-"
     write = format_gain if gain else format_metric
-    if over.low is None or over.high is None:
-        return write(over.mean, metric)
-    low, high = over.low, over.high
+    if span.low is None or span.high is None:
+        return write(span.mean, metric)
+    low, high = span.low, span.high
     if is_percentage(metric):
         least = -1.0 if gain else 0.0
         low, high = max(low, least), min(high, 1.0)
-    return f"{write(over.mean, metric)} [{write(low, metric)}, {write(high, metric)}]"
+    return f"{write(span.mean, metric)} [{write(low, metric)}, {write(high, metric)}]"
 
 
 def _write_runs(content: Content) -> str:
@@ -83,15 +83,15 @@ def _write_runs(content: Content) -> str:
     )
     caption = "Mean gain of each comparison with its 95% interval over seeds. Right of zero is better; an interval that"
     caption += " holds zero decides nothing, and one seed has no interval."
-    drawn = figure("pairs", "Paired differences between runs", caption, pairs)
+    plot = figure("pairs", "Paired differences between runs", caption, pairs)
     few = len(content.groups) > GROUPS
     note = paragraph(f"Figures show the first {GROUPS} of {len(content.groups)} groups of runs.", "note") if few else ""
-    return section("runs", "Runs side by side", side, drawn, note)
+    return section("runs", "Runs side by side", side, plot, note)
 
 
 def _show_pair(row: Mapping[str, Any], metric: str) -> str:
-    over = Interval(row["mean"], None, row["low"], row["high"], row["n"])
-    return show_interval(over, metric, gain=True)
+    span = Interval(row["mean"], None, row["low"], row["high"], row["n"])
+    return show_interval(span, metric, gain=True)
 
 
 def judge_pair(row: Mapping[str, Any]) -> str:
@@ -109,11 +109,11 @@ def _write_curves(content: Content) -> str:
     for curve in content.curves:
         columns = curve["columns"]
         for at, (place, *_) in enumerate(columns["round"]):
-            scored = [columns[key][at][0] if key in columns else None for key in ("metric", "shared_metric")]
+            scores = [columns[key][at][0] if key in columns else None for key in ("metric", "shared_metric")]
             losses = [columns[key][at][0] if key in columns else None for key in ("loss", "train_loss")]
-            shown = [format_metric(value, metric) for value in scored]
-            shown += [format_metric(value, "loss") for value in losses]
-            rows.append([make_printable(curve["name"]), f"{place:g}", *shown])
+            cells = [format_metric(value, metric) for value in scores]
+            cells += [format_metric(value, "loss") for value in losses]
+            rows.append([make_printable(curve["name"]), f"{place:g}", *cells])
     heads = [
         "runs",
         "round",
@@ -122,7 +122,7 @@ def _write_curves(content: Content) -> str:
         MEASURES["loss"],
         MEASURES["train_loss"],
     ]
-    behind = table("The course of training", heads, rows)
+    numbers = table("The course of training", heads, rows)
     several = any(curve["seeds"] > 1 for curve in content.curves)
     caption = (
         "Lines are means over seeds, bands go from the least to the largest seed." if several else "One seed each."
@@ -132,7 +132,31 @@ def _write_curves(content: Content) -> str:
         if any("shared_metric" in c["columns"] for c in content.curves)
         else ""
     )
-    return section("curves", "While training", figure("curves", "The course of training", caption, behind))
+    return section("curves", "While training", figure("curves", "The course of training", caption, numbers))
+
+
+def _write_choices(content: Content) -> str:
+    """Which model clients chose, where they have chosen one with a safeguard."""
+    rows = []
+    for group in content.groups:
+        clients = [row for result in group.results.values() for row in result.clients if "personal_share" in row]
+        if clients:
+            shares = [float(row["personal_share"]) for row in clients]
+            counts = [sum(s == 1 for s in shares), sum(0 < s < 1 for s in shares), sum(s == 0 for s in shares)]
+            risk = max(float(row["risk"]) for row in clients)
+            rows.append([make_printable(group.name), len(clients), *counts, f"{risk:.0%}"])
+    if not rows:
+        return ""
+    heads = ["runs", "clients", "its own", "a mixture", "the one model", "largest risk taken"]
+    words = (
+        "With the safeguard each client chose, on its own rows, between its personal model, the one model for all and"
+    )
+    words += (
+        " mixtures of both. On this page, personal means the model that a client chose. Its risk is the probability"
+    )
+    words += " that its next 200 rows show a loss."
+    numbers = table("Clients by the model that they chose", heads, rows)
+    return section("choices", "Which model clients chose", paragraph(words), numbers)
 
 
 def _write_helped(content: Content) -> str:
@@ -142,46 +166,46 @@ def _write_helped(content: Content) -> str:
         return section("helped", "Who is helped, who is hurt", paragraph(same))
     heads = ["comparison", "clients", "helped beyond noise", "better", "the same", "worse", "hurt beyond noise"]
     rows = [[view.label, *_count(view), format_gain(_mean(view), content.metric)] for view in content.views]
-    behind = table("Clients by their gain", [*heads, "mean gain"], rows)
+    numbers = table("Clients by their gain", [*heads, "mean gain"], rows)
     caption = "Clients of each comparison, from those hurt to those helped; full colours are beyond noise."
-    counts = figure("helped", "Who is helped and who is hurt", caption, behind)
+    counts = figure("helped", "Who is helped and who is hurt", caption, numbers)
     sizes = [
         [view.label, row["rows"], row["clients"], format_gain(row["mean"], content.metric), row["helped"], row["hurt"],
          row["helped_beyond"] if row["known"] else "-", row["hurt_beyond"] if row["known"] else "-"]
-        for view in content.drawn
+        for view in content.drawn_views
         for row in by_size(view, content.scores[0].n)
     ]  # fmt: skip
     heads = ["comparison", "training rows", "clients", "mean gain", "better", "worse"]
     heads += ["helped beyond noise", "hurt beyond noise"]
-    differ = len(sizes) > len(content.drawn)  # else all clients have as many rows
+    differ = len(sizes) > len(content.drawn_views)  # else all clients have as many rows
     small = table("By size of a client's data", heads, sizes, texts=2) if differ else ""
-    if differ and len(content.drawn) > 1:
+    if differ and len(content.drawn_views) > 1:
         small = f"<details><summary>By size of a client's data</summary>{small}</details>"
     return section("helped", "Who is helped, who is hurt", counts, *_name_hurt(content), _explain(content), small)
 
 
 def _count(view: View) -> list[object]:
     gains = view.gains
-    known = [bool(part) for part in gains == gains]
-    judged = UNKNOWN not in {word for word, is_known in zip(view.verdicts, known, strict=True) if is_known}
+    finite = [bool(part) for part in gains == gains]
+    judged = UNKNOWN not in {word for word, is_finite in zip(view.verdicts, finite, strict=True) if is_finite}
     sides = [int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum())]
-    return [sum(known), view.count(HELPED) if judged else "-", *sides, view.count(HURT) if judged else "-"]
+    return [sum(finite), view.count(HELPED) if judged else "-", *sides, view.count(HURT) if judged else "-"]
 
 
 def _mean(view: View) -> float:
-    known = view.gains[view.gains == view.gains]
-    return float(known.mean()) if len(known) else float("nan")
+    gains = view.gains[view.gains == view.gains]
+    return float(gains.mean()) if len(gains) else float("nan")
 
 
 def _name_hurt(content: Content) -> list[str]:
     """The clients that lose most beyond noise, for each comparison that has some."""
     lines = []
-    for view in content.drawn:
+    for view in content.drawn_views:
         hurt = sorted((gain, at) for at, gain in enumerate(view.gains.tolist()) if view.verdicts[at] == HURT)
         if hurt:
             names = content.scores[0].names
-            shown = [f"{shorten(names[at])} ({format_gain(gain, content.metric)})" for gain, at in hurt]
-            lines.append(paragraph(f"Hurt beyond noise, {view.label}: {list_names(shown, NAMED)}."))
+            entries = [f"{shorten(names[at])} ({format_gain(gain, content.metric)})" for gain, at in hurt]
+            lines.append(paragraph(f"Hurt beyond noise, {view.label}: {list_names(entries, NAMED)}."))
     return lines
 
 
@@ -209,14 +233,14 @@ def _write_clients(content: Content) -> str:
     """Every client as a point, and the table that can be sorted and searched."""
     if not content.views:
         return ""
-    total, drawn = len(content.scores[0].names), len(choose_clients(content.drawn, len(content.scores[0].names)))
+    total, count = len(content.scores[0].names), len(choose_clients(content.drawn_views, len(content.scores[0].names)))
     caption = (
         "Each point is a client: above zero it gains, below it loses. Filled points are beyond noise. Click one, or"
     )
     caption += " use the arrow keys, to select it; points that would hide each other are moved apart sideways."
     few = ""
-    if drawn < total:
-        few = f"Shown are {drawn:,} of {total:,} clients: those who gain and lose most, and others evenly between. All"
+    if count < total:
+        few = f"Shown are {count:,} of {total:,} clients: those who gain and lose most, and others evenly between. All"
         few = paragraph(f"{few} counts and means on this page are over all clients.", "note")
     plot = figure("clients", "Gain of every client against its training rows", caption, "")
     return section("clients", "Every client", plot, few, '<div id="client-table"></div>')
@@ -229,9 +253,9 @@ def _write_spread(content: Content) -> str:
         for row in spread_rows(content)
     ]
     heads = ["model", "clients", *QUANTILE_HEADS, "mean of the worst tenth"]
-    behind = table(f"How {metric} is spread over clients", heads, rows)
+    numbers = table(f"How {metric} is spread over clients", heads, rows)
     caption = (
         "The thin line goes from the least to the largest client, the bar from 10% to 90% of clients, the thick bar"
     )
     caption += " holds the middle half; the line in it is the median, the diamond the mean of the worst tenth."
-    return section("spread", "How it is spread", figure("spread", f"Spread of {metric} over clients", caption, behind))
+    return section("spread", "How it is spread", figure("spread", f"Spread of {metric} over clients", caption, numbers))
