@@ -98,7 +98,7 @@ pins: install
 deviations: install
 	$(BIN)/python docs/deviations.py
 
-# Some three hours on two quiet cores; it says how long is left, what matters most comes first, and a bench
+# Some two hours on two quiet cores; it says how long is left, what matters most comes first, and a bench
 # that was stopped goes on where it was. Builds an environment for each peer. Tables go to docs/benchmarks.md.
 bench: install
 	$(BIN)/python -m benchmarks.bench
