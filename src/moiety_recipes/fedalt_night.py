@@ -3,7 +3,9 @@
 The stages are those of ``fedalt_stages``. What is added:
 
 - Rates, and the weight of Ditto's penalty, are chosen by the mean validation score of ``pilot_seeds``, which are not
-  among the seeds that are reported. Every method has a grid of the same length.
+  among the seeds that are reported. Every method has a grid of the same length. Where the best value is the last or the
+  first of its grid, the search goes on in that direction (``widen``). The final finetuning has a rate of its own after
+  each method.
 - Step (a) has converged where twice its rounds, under the same schedule stretched, gain at most one margin on
   validation rows. The page says whether that is so.
 - "Trained as long": FedAvg goes on for as many rounds as (b) has, and Finetune, Ditto and FT (part.) start from there
@@ -14,7 +16,8 @@ The stages are those of ``fedalt_stages``. What is added:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,7 +28,6 @@ from moiety_recipes.fedalt_stages import (
     FULL,
     LONGER,
     METHODS,
-    Families,
     Plan,
     Rates,
     Setting,
@@ -54,17 +56,21 @@ TWICE = "fedavg-twice"
 DITTO = f"{FULL}-ditto"
 SWEPT = "{}-fedalt-{}-{:g}"
 """The step of one value of a sweep on FedAlt, by split, option and value."""
+LADDER = (1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""The values that a search takes where it goes beyond its grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Night(Stages):
     """Sizes of scale ``night``; ``decay`` names the schedule, ``weights`` are those tried for Ditto's penalty.
 
-    ``momentum`` is the server's in (a). In (b), and in FedAvg trained as long, the server takes the plain mean.
+    ``momentum`` is the server's in (a). In (b), and in FedAvg trained as long, the server takes the plain mean. A
+    search tries at most ``more_values`` beyond its grid.
     """
 
     decay: str
     momentum: float = 0.0
+    more_values: int = 3
     pilot_seeds: tuple[int, ...] = (100, 101)
     weights: tuple[float, ...] = (0.01, 0.1, 1.0)
     with_stateless: bool = True
@@ -90,7 +96,7 @@ class Night(Stages):
 
 
 def make_schedules(decay: str, rounds: int, personal_rounds: int) -> tuple[Any, Any]:
-    """The paper's: linear with a tenth of warm-up, or halved four times in (a) and once, at its end, in (b)."""
+    """The paper's: linear with a tenth of warm-up, or halved after each quarter of (a), and not within (b)."""
     if decay == "linear":
         return mo.schedule.linear(warmup=0.1), mo.schedule.linear(warmup=0.1)
     halve = [max(1, rounds // 4), max(1, personal_rounds)]
@@ -109,9 +115,20 @@ def stages_of(setting: Setting) -> Night:
     return setting.stages
 
 
-def families_of(setting: Setting) -> Families:
-    """What is tuned: the rate of every method, and last the weight of Ditto's penalty at Finetune's rate."""
-    return list_families(setting)
+def list_grids(setting: Setting) -> dict[str, tuple[float, ...]]:
+    """What is tuned, with the values that each search begins with: all rates, and the weight of Ditto's penalty."""
+    stages = stages_of(setting)
+    grids = {name: grid for name, (grid, _) in list_families(setting).items()}
+    finals = {f"{name}-final": stages.finetune_lr for name in list_methods(setting)}
+    return {**grids, DITTO: stages.weights, **finals}
+
+
+def list_methods(setting: Setting) -> dict[str, tuple[str, str]]:
+    """The steps of (b) that end with a finetuning, each with its split and its method."""
+    pairs = [(FULL, "pfedme"), *itertools.product(setting.splits, METHODS)]
+    steps = {f"{split}-{method}": (split, method) for split, method in pairs}
+    stateless = pairs[1:] if stages_of(setting).with_stateless else []
+    return steps | {f"{split}-{method}-stateless": (split, method) for split, method in stateless}
 
 
 def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
@@ -123,7 +140,7 @@ def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
     for start, suffix in (("fedavg", ""), (LONGER, "-longer")):
         yield replace(finetune(stages, FULL, full, start), name=f"{FULL}-finetune{suffix}", train=start == "fedavg")
         yield ditto(stages, rates[DITTO], full, f"{DITTO}{suffix}", start)
-    yield from then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates)
+    yield from then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates[f"{FULL}-pfedme-final"])
     for split in setting.splits:
         yield from _list_split(stages, split, rates)
     for sweep in stages.sweeps:
@@ -137,12 +154,18 @@ def _list_split(stages: Night, split: str, rates: Rates) -> Iterator[Step]:
     yield replace(finetune(stages, split, lr, LONGER), name=f"{split}-finetune-longer")
     for method in METHODS:
         step = personalise(stages, split, method, rates[f"{split}-{method}"])
-        yield from then_finetune(stages, step, split, rates)
+        yield from then_finetune(stages, step, split, rates[f"{step.name}-final"])
         if stages.with_stateless:
-            work = local_sgd(stages, rates[f"{split}-{method}"])
-            algorithm = getattr(mo, method)(shared=work, personal=work, restart=True, **stages.personalised)
-            step = replace(step, name=f"{split}-{method}-stateless", algorithm=algorithm)
-            yield from then_finetune(stages, step, split, rates)
+            step = personalise_anew(stages, split, method, rates)
+            yield from then_finetune(stages, step, split, rates[f"{step.name}-final"])
+
+
+def personalise_anew(stages: Night, split: str, method: str, rates: Rates) -> Step:
+    """Stage (b) for clients without state, by the authors' rule, at the rate of those with state."""
+    lr = rates[f"{split}-{method}"]
+    work = local_sgd(stages, lr)
+    algorithm = getattr(mo, method)(shared=work, personal=work, restart=True, **stages.personalised)
+    return replace(personalise(stages, split, method, lr), name=f"{split}-{method}-stateless", algorithm=algorithm)
 
 
 def _list_sweep(stages: Night, sweep: Sweep, rates: Rates) -> Iterator[Step]:
@@ -209,14 +232,14 @@ def pilot_key(setting: Setting, seed: int, name: str) -> tuple[str | int, ...]:
 
 
 def _pilot_cells(
-    setting: Setting, fed: mo.FederatedData, step: Step, start: str | None
+    setting: Setting, fed: mo.FederatedData, step: Step, start: str | None, *, stored: bool
 ) -> Generator[Cell, Row, list[Row]]:
     rows = []
     for seed in stages_of(setting).pilot_seeds:
         cell = build_cell(setting, fed, replace(step, train=False), seed, tuning=True)
         begin = None if start is None else pilot_key(setting, seed, start)
         cell = replace(cell, key=pilot_key(setting, seed, step.name), start=begin, keep=_keep_curve)
-        rows.append((yield replace(cell, stored=step.start is None)))
+        rows.append((yield replace(cell, stored=stored)))
     return rows
 
 
@@ -226,25 +249,66 @@ def _keep_curve(run: mo.Run) -> Row:
 
 
 def _tune(setting: Setting, fed: mo.FederatedData) -> Generator[Cell, Row, Rates]:
-    """Choose every family's rate on validation rows; and train FedAvg for twice its rounds at the rate it got."""
+    """Choose all that is tuned on validation rows; and train FedAvg for twice its rounds at the rate it got."""
     rates: dict[str, float] = {}
-    stages, first = stages_of(setting), None
-    for name, (grid, make) in families_of(setting).items():
-        rows = {}
-        for lr in grid:
-            step = replace(make(lr), name=f"{name}-{lr:g}")
-            rows[lr] = merge((yield from _pilot_cells(setting, fed, step, first)))
-        rates[name] = choose_rate(grid, rows)
-        if name == "fedavg":
-            first = f"fedavg-{rates[name]:g}"
-            twice = replace(train_together(stages.with_rounds(2 * stages.rounds), rates[name]), name=TWICE)
-            yield from _pilot_cells(setting, fed, twice, None)
-    rows = {}
-    for weight in stages.weights:
-        step = ditto(stages, weight, rates[f"{FULL}-finetune"], f"{DITTO}-{weight:g}")
-        rows[weight] = merge((yield from _pilot_cells(setting, fed, step, first)))
-    rates[DITTO] = choose_rate(stages.weights, rows)
+    stages, methods = stages_of(setting), list_methods(setting)
+
+    def search(name: str, make: Callable[[float], Step], start: str | None) -> Generator[Cell, Row, None]:
+        stored = start is None or name in methods
+        rates[name] = yield from _search(setting, fed, name, make, start, stored=stored)
+
+    families = list_families(setting)
+    yield from search("fedavg", families.pop("fedavg")[1], None)
+    twice = replace(train_together(stages.with_rounds(2 * stages.rounds), rates["fedavg"]), name=TWICE)
+    yield from _pilot_cells(setting, fed, twice, None, stored=True)
+    first = f"fedavg-{rates['fedavg']:g}"
+    for name, (_, make) in families.items():
+        yield from search(name, make, first)
+    yield from search(DITTO, lambda weight: ditto(stages, weight, rates[f"{FULL}-finetune"], DITTO), first)
+    for name, (split, method) in methods.items():
+        if name in rates:
+            start = f"{name}-{rates[name]:g}"
+        else:  # clients without state have the rate of those with it
+            start = name
+            yield from _pilot_cells(setting, fed, personalise_anew(stages, split, method, rates), first, stored=True)
+        yield from search(f"{name}-final", partial(finetune, stages, split, start=name), start)
     return rates
+
+
+def _search(
+    setting: Setting,
+    fed: mo.FederatedData,
+    name: str,
+    make: Callable[[float], Step],
+    start: str | None,
+    *,
+    stored: bool,
+) -> Generator[Cell, Row, float]:
+    """Try the values of a grid, and go on beyond its end while the best is there."""
+    rows: dict[float, Row] = {}
+    grid = list_grids(setting)[name]
+    values = list(grid)
+    while values:
+        value = values.pop(0)
+        step = replace(make(value), name=f"{name}-{value:g}")
+        rows[value] = merge((yield from _pilot_cells(setting, fed, step, start, stored=stored)))
+        if not values and len(rows) < len(grid) + stages_of(setting).more_values:
+            values = widen(rows)
+    return choose_rate(sorted(rows), rows)
+
+
+def widen(rows: Mapping[float, Row]) -> list[float]:
+    """The next value of the ladder beyond the end at which the best of several values is; empty where it is not.
+
+    A first value that is no better than its neighbour is no end worth going on from.
+    """
+    values = sorted(rows)
+    best = choose_rate(values, rows)
+    if len(values) > 1 and best == values[-1]:
+        return [value for value in LADDER if value > best][:1]
+    if len(values) > 1 and best == values[0] and choose_rate((values[1], best), rows) == best:
+        return [value for value in LADDER if value < best][-1:]
+    return []
 
 
 def merge(rows: Sequence[Row]) -> Row:
@@ -262,19 +326,27 @@ class Pilot:
     def _rows(self, name: str) -> Row:
         return merge([self.results[pilot_key(self.setting, s, name)] for s in stages_of(self.setting).pilot_seeds])
 
+    def tried(self, name: str) -> dict[float, Row]:
+        """The rows of all values that were tried, as the search went."""
+        grid = list_grids(self.setting)[name]
+        rows = {value: self._rows(f"{name}-{value:g}") for value in grid}
+        while len(rows) < len(grid) + stages_of(self.setting).more_values and (more := widen(rows)):
+            rows[more[0]] = self._rows(f"{name}-{more[0]:g}")
+        return dict(sorted(rows.items()))
+
     @property
     def scores(self) -> dict[str, dict[str, float]]:
-        """Validation scores by family and rate."""
-        grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
-        grids[DITTO] = stages_of(self.setting).weights
-        return {name: {f"{v:g}": score(self._rows(f"{name}-{v:g}")) for v in grid} for name, grid in grids.items()}
+        """Validation scores by family and value."""
+        return {
+            name: {f"{value:g}": score(row) for value, row in self.tried(name).items()}
+            for name in list_grids(self.setting)
+        }
 
     @property
     def rates(self) -> dict[str, float]:
         """The value that was chosen in each family."""
-        grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
-        grids[DITTO] = stages_of(self.setting).weights
-        return {n: choose_rate(grid, {v: self._rows(f"{n}-{v:g}") for v in grid}) for n, grid in grids.items()}
+        rows = {name: self.tried(name) for name in list_grids(self.setting)}
+        return {name: choose_rate(list(some), some) for name, some in rows.items()}
 
     def best(self, name: str) -> float:
         """The validation score of a family at the value that was chosen."""

@@ -21,7 +21,7 @@ from moiety_recipes.fedalt_page import (
     show_splits,
     show_sweep,
 )
-from moiety_recipes.fedalt_questions import QUESTIONS, answer, choose_split, judge
+from moiety_recipes.fedalt_questions import QUESTIONS, answer, choose_split, judge, measure_parts
 from moiety_recipes.fedalt_stages import LONGER, Plan, Sweep
 from moiety_recipes.pages import Figures, Part, join_parts, show_mean
 
@@ -83,6 +83,7 @@ def summarise(comparison: Comparison, pilot: Pilot) -> Row:
         "tried": pilot.scores,
         "margin": setting.margin,
         "best": choose_split(comparison, pilot),
+        "parts": measure_parts(comparison),
         "validation": {split: pilot.best(f"{split}-fedalt") for split in setting.splits},
         "converged": {"gain": gain, "yes": gain <= setting.margin},
         "scores": {step: summarise_step(comparison, step) for step in comparison.steps},
@@ -115,7 +116,7 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
     flat = "has converged" if table["converged"]["yes"] else "has **not** converged"
     gain = f"{comparison.scale * table['converged']['gain']:+.2f}"
     convergence = f"FedAvg {flat}: on validation rows twice its rounds gain {gain} points (at most 1 is asked for)."
-    best = f"Best split on validation rows: {table['best']}."
+    best = f"Best split on validation rows: {table['best']}, {table['parts'][table['best']]:.0%} of the parameters."
     text = f"{describe(table, comparison)}{_describe_chance(table)} {convergence} {best}"
     tables: dict[str, Sequence[Row]] = {
         f"Splits ({'Table 4' if comparison.sign == 1 else 'Tables 3 and 11'})": list(show_splits(table, comparison)),
@@ -133,7 +134,7 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
             )
             for option, sweep in table["sweeps"].items()
         },
-        "Rates, and the weight of Ditto": list(show_rates(table, comparison.scale)),
+        "Rates, and the weight of Ditto": list(show_rates(table, comparison.scale, seeds="mean of the pilot seeds")),
     }
     return [
         Section(title=setting.name, text=text, rows=list(show_claims(table["claims"]))),

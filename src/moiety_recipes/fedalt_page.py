@@ -185,14 +185,21 @@ def _pick(row: Row, name: str) -> Row:
     return {"mean": row[name], "low": row[f"{name}_low"], "high": row[f"{name}_high"]}
 
 
-def show_rates(table: Row, scale: float) -> Iterator[Row]:
+def show_rates(table: Row, scale: float, *, seeds: str = "first seed") -> Iterator[Row]:
     """The rate of each run, and what it was chosen by."""
-    heading = "rates tried, and their scores on validation rows (first seed)"
+    heading = f"values tried, and their scores on validation rows ({seeds})"
     for step, rate in table["rates"].items():
-        scores = [
-            f"{lr}: {show_number(s if s is None else scale * s)}" for lr, s in table["tried"].get(step, {}).items()
-        ]
-        yield {"run": step, "rate": f"{rate:g}", heading: ", ".join(scores) or "fixed"}
+        scores = table["tried"].get(step, {})
+        lines = [f"{lr}: {show_number(s if s is None else scale * s)}" for lr, s in scores.items()]
+        end = " (end of the grid)" if is_end(rate, scores) else ""
+        yield {"run": step, "rate": f"{rate:g}{end}", heading: ", ".join(lines) or "fixed"}
+
+
+def is_end(rate: float, scores: Mapping[str, float | None]) -> bool:
+    """Whether the best of several values is the last of them, or the first and better than the second."""
+    rows = sorted((float(value), score) for value, score in scores.items())
+    first = len(rows) > 1 and rate == rows[0][0] and rows[0][1] != rows[1][1]
+    return first or (len(rows) > 1 and rate == rows[-1][0])
 
 
 def compare_settings(tables: Sequence[Row]) -> Section:

@@ -149,6 +149,7 @@ def _tiny_stages(**sizes: Any) -> Night:
         "pfedme_steps": 1,
         "pilot_seeds": (100,),
         "weights": (0.1,),
+        "more_values": 0,
     }
     return plan_night(**{**common, **sizes})
 

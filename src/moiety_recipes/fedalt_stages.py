@@ -191,7 +191,7 @@ def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
     yield finetune(stages, FULL, rates[f"{FULL}-finetune"])
     yield ditto(stages, stages.pull, rates[f"{FULL}-finetune"], f"{FULL}-ditto")
     # pFedMe's shared model is finetuned in the end, as the paper has it.
-    yield from then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates)
+    yield from then_finetune(stages, pfedme(stages, rates[f"{FULL}-pfedme"]), FULL, rates[f"{FULL}-finetune"])
     for split in setting.splits:
         yield finetune(stages, split, rates[f"{split}-finetune"])
         yield from _personalise_both(stages, split, rates)
@@ -234,15 +234,15 @@ def finetune(stages: Stages, split: str, lr: float, start: str = "fedavg", *, we
     return Step(name, algorithm, split, 1, None, start, train=shown)
 
 
-def then_finetune(stages: Stages, step: Step, split: str, rates: Rates) -> list[Step]:
+def then_finetune(stages: Stages, step: Step, split: str, lr: float) -> list[Step]:
     """A step of stage (b), and (c) after it."""
-    return [step, finetune(stages, split, rates[f"{split}-finetune"], step.name)]
+    return [step, finetune(stages, split, lr, step.name)]
 
 
 def _personalise_both(stages: Stages, split: str, rates: Rates, *, stateful: bool = True) -> Iterator[Step]:
     for method in METHODS:
         step = personalise(stages, split, method, rates[f"{split}-{method}"], stateful=stateful)
-        yield from then_finetune(stages, step, split, rates)
+        yield from then_finetune(stages, step, split, rates[f"{split}-finetune"])
 
 
 def pfedme(stages: Stages, lr: float) -> Step:

@@ -128,12 +128,14 @@ def shrink(fed: mo.FederatedData, scarce: Scarce, seed: int) -> mo.FederatedData
     """The data with a share of the clients, drawn, left with fewer training rows each, drawn as well."""
     rng = mo.random.generator(seed, "shrunk")
     clients = rng.permutation(len(fed))[: round(scarce.share * len(fed))]
-    order, bounds = np.arange(len(fed.columns["y"])), fed.bounds.copy()
+    rows, sizes = [np.arange(start, stop) for start, stop in fed.bounds[:, [0, 3]]], np.diff(fed.bounds, axis=1)
     for client in clients:
         start, stop = fed.rows(int(client), "train")
-        order[start:stop] = start + rng.permutation(stop - start)
-        bounds[client, 1] = min(stop, start + scarce.pictures)  # the others count as validation rows, which are unused
-    columns = {name: column[order] for name, column in fed.columns.items()}
+        train = start + rng.permutation(stop - start)[: scarce.pictures]
+        rows[client], sizes[client, 0] = np.concatenate([train, rows[client][stop - start :]]), len(train)
+    ends = np.cumsum(sizes).reshape(sizes.shape)
+    bounds = np.column_stack([ends[:, 0] - sizes[:, 0], ends])
+    columns = {name: column[np.concatenate(rows)] for name, column in fed.columns.items()}
     return replace(fed, columns=columns, bounds=bounds, spec={})
 
 

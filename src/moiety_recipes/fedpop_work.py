@@ -67,7 +67,8 @@ def plan(scale: str) -> Plan:
     for share in (10, 50, 90):
         scarce = Scarce(share=share / 100, pictures=5)
         title = "{0.scarce.share:.0%} of the clients with {0.scarce.pictures} pictures"
-        deals.append(deal_cifar10(False, name=f"few-{share}", title=title, classes=5, rows=25, scarce=scarce, **form))
+        sizes: dict[str, Any] = {"classes": 5, "rows": 30, "validation": 1 / 6, "scarce": scarce, **form}
+        deals.append(deal_cifar10(False, name=f"few-{share}", title=title, **sizes))
     seeds, rounds = (2, 100) if scale == "laptop" else (5, 300)
     return Plan(deals=tuple(deals), methods=tuple(TABLE2), seeds=seeds, rounds=rounds, cohort=10)
 

@@ -124,8 +124,8 @@ def list_steps(setting: Setting, rates: Rates) -> Iterator[Step]:
     for split in setting.splits:
         yield finetune(stages, split, rates[f"{split}-finetune"])
         lr = rates[f"{split}-local_ffgg"]
-        yield from then_finetune(stages, local_ffgg(stages, split, lr), split, rates)
-        yield from then_finetune(stages, ffgg(stages, split, rates["fedavg"], lr), split, rates)
+        yield from then_finetune(stages, local_ffgg(stages, split, lr), split, rates[f"{split}-finetune"])
+        yield from then_finetune(stages, ffgg(stages, split, rates["fedavg"], lr), split, rates[f"{split}-finetune"])
 
 
 def local_ffgg(stages: Stages, split: str, lr: float) -> Step:

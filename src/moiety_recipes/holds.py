@@ -15,6 +15,12 @@ import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Row, decide
 from moiety_recipes.claims import show_needed
 
+CHANCE = (
+    "If nothing were true, one verdict in a hundred would be chance, and up to one in twenty where differences are"
+    " skewed (`tests/experiments/test_decide.py`)."
+)
+"""How often the rule is wrong at the edge of the null."""
+
 
 def list_headlines(table: Row) -> Iterable[Row]:
     """The claims of a table that are marked as headlines."""
@@ -87,8 +93,7 @@ class Holds:
             f"Claims, margins, seeds and the rule were committed before the runs ({self.plan}). A claim holds, or does"
             f" not, where the whole 99% interval over seeds says so. Of {len(rows)} headlines {counts[HOLDS]} hold,"
             f" {counts[FAILS]} do not, {open_} are not decided; of all {sum(every.values())} claims on the pages"
-            f" {every[HOLDS]} hold, {every[FAILS]} do not. About one verdict in a hundred would be chance if nothing"
-            " were true.",
+            f" {every[HOLDS]} hold, {every[FAILS]} do not. {CHANCE}",
             self._show_table(first),
             *([fold(f"{len(rest)} more headlines", self._show_table(rest))] if rest else []),
             *([f"Not on this page, since it was not run: {', '.join(absent)}."] if absent else []),

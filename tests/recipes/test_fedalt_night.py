@@ -12,9 +12,17 @@ import moiety as mo
 from moiety.errors import MoietyError
 from moiety.experiments import HOLDS, UNDECIDED
 from moiety_recipes import fedalt_holds
-from moiety_recipes.fedalt_night import DITTO, Pilot, list_steps, sweep_steps
+from moiety_recipes.fedalt_night import DITTO, Pilot, list_steps, sweep_steps, widen
 from moiety_recipes.fedalt_night_page import NightComparison, measure_commonest
-from moiety_recipes.fedalt_questions import QUESTIONS, answer, choose_split, share_below, split_halves
+from moiety_recipes.fedalt_page import is_end
+from moiety_recipes.fedalt_questions import (
+    QUESTIONS,
+    answer,
+    choose_split,
+    share_below,
+    split_halves,
+    take_best_in_other_half,
+)
 from moiety_recipes.fedalt_settings import plan_labels, plan_numbers, plan_people, plan_roles
 from moiety_recipes.fedalt_stages import train_together
 
@@ -125,6 +133,65 @@ def test_losers_of_one_half_of_the_seeds_are_looked_at_in_the_other():
     assert split_halves([change(a=-1)]) == []
 
 
+def tries(**scores):
+    """Pilot rows of a metric that is better where it is higher, by rate."""
+    rows = {float(rate[1:].replace("_", ".")): score for rate, score in scores.items()}
+    zeros = dict.fromkeys(("loss", "shared_loss", "shared_metric", "gain"), 0.0)
+    client = {"client": "a", "n": 1, "n_test": 1, **zeros}
+    return {rate: {"metric": "accuracy", "clients": [{**client, "metric": score}]} for rate, score in rows.items()}
+
+
+def test_a_search_goes_on_where_its_best_value_is_at_an_end():
+    assert widen(tries(r0_01=0.1, r0_03=0.3, r0_1=0.2)) == []
+    assert widen(tries(r0_01=0.1, r0_03=0.2, r0_1=0.3)) == [0.3]
+    assert widen(tries(r0_1=0.1, r0_2=0.2, r0_4=0.3)) == [1.0]
+    assert widen(tries(r0_01=0.3, r0_03=0.2, r0_1=0.1)) == [0.003]
+    assert widen(tries(r0_01=0.3, r0_03=0.3, r0_1=0.1)) == []  # no better than its neighbour
+    assert widen(tries(r0_01=0.3)) == []  # nothing to choose
+    assert widen(tries(r3=0.1, r10=0.2)) == []  # the ladder ends
+
+
+def test_a_pilot_knows_what_its_search_tried():
+    """The grid ends at 0.1, which is best: 0.3 is tried, then 1, which is worse. The best of others is inside."""
+    setting = plan_people("night").settings[0]
+    curve = {0.003: 0.1, 0.01: 0.2, 0.03: 0.3, 0.1: 0.4, 0.3: 0.5, 1.0: 0.2}
+
+    class Rows(dict):
+        def __missing__(self, key):
+            name, value = key[-1].rsplit("-", 1)
+            inside = {0.01: 0.0, 0.03: 1.0, 0.1: 0.5}.get(float(value), 0.0)
+            return tries(r1=curve[float(value)] if name == "output-finetune" else inside)[1.0]
+
+    pilot = Pilot(setting, Rows())
+    assert pilot.scores["output-finetune"] == {f"{rate:g}": score for rate, score in curve.items()}
+    assert pilot.rates["output-finetune"] == 0.3
+    assert pilot.rates["input-fedsim-stateless-final"] == 0.03
+    assert set(pilot.scores["input-fedsim"]) == {"0.01", "0.03", "0.1", "0.3"}
+
+
+def test_every_finetuning_has_a_rate_of_its_own():
+    setting = plan_people("night").settings[0]
+    rates = Rates({"output-finetune": 0.3, "output-fedalt-final": 0.01, "output-fedsim-stateless-final": 1.0})
+    steps = {step.name: step for step in list_steps(setting, rates)}
+    names = ("output-finetune", "output-finetune-longer", "output-fedalt-final", "output-fedsim-stateless-final")
+    assert [steps[name].algorithm.spec["personal"]["lr"] for name in names] == [0.3, 0.3, 0.01, 1.0]
+
+
+def test_the_best_regulariser_is_chosen_in_one_half_of_the_seeds_and_judged_in_the_other():
+    """In the first and third seed b lowers the share by 3 on average, a by 2; in the others b adds 1 and 5."""
+    drops = {"a": [1, 9, 3, 9], "b": [2, -1, 4, -5]}
+    assert take_best_in_other_half(drops) == {"b": [1, 5]}
+    assert take_best_in_other_half({"a": [1]}) == {}
+
+
+def test_the_end_of_a_grid_is_marked():
+    scores = {"0.1": 0.5, "0.3": 0.5, "1": 0.4}
+    assert not is_end(0.1, scores)
+    assert is_end(0.1, {**scores, "0.3": 0.4})
+    assert is_end(1.0, {**scores, "1": 0.6})
+    assert not is_end(0.1, {"0.1": 0.5})
+
+
 def test_the_share_hurt_below_and_above_a_median():
     """At or below the median 2 of the measure: a hurt, b not: 1/2. Above: c not hurt: 0."""
     rows = change(a=-1, b=0, c=1)
@@ -211,6 +278,7 @@ def made_up(name, best, finals, differences):
         "setting": name,
         "validation": {"input": 0.9 if best == "input" else 0.1, "output": 0.5},
         "best": best,
+        "parts": {"input": 0.75, "output": 0.02},
         "finals": finals,
         "sign": 1,
         "converged": {"yes": True, "gain": 0.0},
@@ -260,8 +328,8 @@ def test_margins_and_rules_are_those_of_the_plan():
         "final-little",
         "finetune-ditto",
         "finetune-pfedme",
-        "regulariser-hurt",
     ]
+    assert QUESTIONS["regulariser-hurt"].above == -0.05
     assert all(math.isfinite(q.above) for q in QUESTIONS.values())
 
 
