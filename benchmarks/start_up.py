@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import pty
+import re
 import resource
 import subprocess
 import sys
@@ -21,15 +22,15 @@ from benchmarks.source import START_UP
 from benchmarks.turns import Turn, keep_turns
 from benchmarks.variants import EARLIER, unpack
 
-FIRST = b"1/100"
-"""What the bar of the command shows when its first round has ended."""
+FIRST = re.compile(rb"(?<!\d)[1-9]\d*/100")
+"""What the bar of the command shows when its first round has ended; it may pass over some rounds."""
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
     """What a user waits for; the last one up to the end of its first round."""
-    readme = (results.ROOT / "README.md").read_text()
+    page = (results.ROOT / "docs" / "command.md").read_text()
     config = folder / "first.toml"
-    config.write_text(readme.partition("```toml\n")[2].partition("```")[0])
+    config.write_text(page.partition("```toml\n")[2].partition("```")[0])
     command = [sys.executable, "-m", "moiety"]
     return {
         "import torch": [sys.executable, "-c", "import torch"],
@@ -44,17 +45,19 @@ def commands_before(now: dict[str, list[str]]) -> dict[str, list[str]]:
     return {f"{name}, commit {EARLIER}": now[name] for name in ("import moiety", "moiety --help")}
 
 
-def time_start(command: list[str], environ: dict[str, str]) -> dict[str, float]:
-    """Seconds until a command ends, or its first round does, by the clock and of the processor."""
+def time_start(command: list[str], environ: dict[str, str], *, trains: bool) -> dict[str, float]:
+    """Seconds until a command ends, or its first round does if it ``trains``, by the clock and of the processor."""
     leader, follower = pty.openpty()
     began, used = time.perf_counter(), _cpu_of_children()
     process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=os.environ | environ)
     os.close(follower)
     seen = b""
-    while FIRST not in seen:
+    while not (trains and FIRST.search(seen)):
         try:
             part = os.read(leader, 4096)
         except OSError:  # the command has ended
+            if trains:
+                raise SystemExit(f"no round was seen: {seen.decode(errors='replace')}") from None
             break
         seen += part
     seconds = time.perf_counter() - began
@@ -77,7 +80,7 @@ def run_turn(turn: int) -> Turn:
         before = {"PYTHONPATH": str(unpack(EARLIER) / "src")}
         here = {"PYTHONPATH": str(results.ROOT / "src")}
         for name, command in (commands_before(now) | now).items():
-            found[name] = one = time_start(command, here if name in now else before)
+            found[name] = one = time_start(command, here if name in now else before, trains=name == FIRST_ROUND)
             print(f"turn {turn + 1}  {name:44} {one['whole']:.2f} s, {one['cpu']:.2f} s of CPU", flush=True)
     return found
 

@@ -17,13 +17,13 @@ from golden_cases import CASES, SIZES, data_of, head, net
 from other_device import AWAY, pretend_device
 
 import moiety as mo
+from moiety.algorithms import ALGORITHMS
 from moiety.run import build
 
+OPTIONS = ("fedalt-epochs", "fedpop-mala", "fedpop-preconditioned", "glocal_sgd-normalised", "fedspa-rsm", "ffgg-exact")
 RUNS = [
-    ("fedalt-epochs", "vectorised"),
-    ("fedavg-adam", "sequential"),
-    ("fedspa", "vectorised"),
-    ("scaffold", "sequential"),
+    *((name, "vectorised") for name in (*ALGORITHMS, *OPTIONS)),
+    *((name, "sequential") for name in ("fedavg-adam", "scaffold", "fedpop", "fedspa")),
 ]
 
 

@@ -340,8 +340,8 @@ def fedpop(
 
     def init_client(shared: Params, personal: Params) -> Client:
         draws = {name: p.expand(samples, *p.shape).clone() for name, p in personal.items()}
-        tuning = begin_tuning(kernel, to_vector(personal)) or ()
-        return Client(draws, torch.full((), NEW, dtype=torch.uint8), tuning)
+        vector = to_vector(personal)
+        return Client(draws, vector.new_full((), NEW, dtype=torch.uint8), begin_tuning(kernel, vector) or ())
 
     def for_loss(loss: Any) -> Algorithm | None:
         return (

@@ -46,7 +46,7 @@ def describe_features(work: Work, model: Params, gradient: Params, batches: Sequ
         share = 1.0 / (len(batches) * torch.as_tensor(count_rows(batch)).clamp(min=1))
         for at in range(len(next(iter(batch.values())))):
             row = {column: values[at : at + 1] for column, values in batch.items()}
-            real = row["mask"].all() if "mask" in row else torch.ones((), dtype=torch.bool)
+            real = row["mask"].all() if "mask" in row else work.examples.new_ones((), dtype=torch.bool)
 
             def total(block: Params, row: Batch = row) -> tuple[Tensor, Params]:
                 return work.task.predict({**fixed, **block}, row).sum(), {}
@@ -56,19 +56,20 @@ def describe_features(work: Work, model: Params, gradient: Params, batches: Sequ
                 squares[name] = squares[name] + (share * x.square()).to(x.dtype)
                 largest[name] = torch.maximum(largest[name], x.abs())
     scales = {f"{SQUARES}{n}": q for n, q in squares.items()} | {f"{LARGEST}{n}": m for n, m in largest.items()}
-    return {**gradient, **scales, WEIGHT: work.examples.new_ones((), dtype=_type(gradient))}
+    return {**gradient, **scales, WEIGHT: _make_number(gradient, 1.0)}
 
 
 def declare_features(params: Params) -> Params:
     """The layout of what ``describe_features`` gives."""
     scales = {f"{prefix}{n}": torch.zeros_like(p) for prefix in (SQUARES, LARGEST) for n, p in params.items()}
-    return {**params, **scales, WEIGHT: torch.ones((), dtype=_type(params))}
+    return {**params, **scales, WEIGHT: _make_number(params, 1.0)}
 
 
 def init_normalised(params: Params) -> Params:
     """What is kept, before the first step."""
     zeros = {f"{prefix}{name}": torch.zeros_like(p) for prefix in (SCALE, SUM) for name, p in params.items()}
-    return {**zeros, COUNT: torch.zeros((), dtype=torch.float64), NORM: torch.zeros((), dtype=torch.float64)}
+    zero = _make_number(params, 0.0).double()
+    return {**zeros, COUNT: zero, NORM: zero}
 
 
 def step_normalised(point: Params, described: Params, kept: Params, lr: float) -> tuple[Params, Params]:
@@ -92,9 +93,10 @@ def step_normalised(point: Params, described: Params, kept: Params, lr: float) -
     return after, {**now, COUNT: count, NORM: norm}
 
 
-def _type(params: Params) -> torch.dtype:
-    """The precision of the first parameter; float64 where there is none."""
-    return next((p.dtype for p in params.values() if p.is_floating_point()), torch.float64)
+def _make_number(params: Params, value: float) -> Tensor:
+    """A tensor without axes, of the first parameter's precision and device; float64 where there is none."""
+    first = next((p for p in params.values() if p.is_floating_point()), torch.zeros((), dtype=torch.float64))
+    return first.new_full((), value)
 
 
 def _divide(a: Tensor, b: Tensor) -> Tensor:
