@@ -27,6 +27,16 @@ MEASURES = {
     "apart": "distance of the masks of two clients, as a share of the weights",
     "moved": "distance of a client's mask from the one it ends with",
 }
+AXES = {
+    "dissimilarity": "G",
+    "largest": "B",
+    "spread": "squared distance",
+    "apart": "share of weights",
+    "moved": "share of weights",
+}
+"""What stands beside the figures; the measure is their title."""
+WHEN = {"moved": "at the first look"}
+"""When a measure is taken for the tables, where not at the end."""
 
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
@@ -130,7 +140,7 @@ def show_task(results: TaskResults) -> Part:
         Section(
             title=MEASURES[measure],
             rows=[
-                {"": row["row"], "at the end": show_interval(row, digits=4)}
+                {"": row["row"], WHEN.get(measure, "at the end"): show_interval(row, digits=4)}
                 for row in rows
                 if row["measure"] == measure
             ],
@@ -172,7 +182,7 @@ def draw(results: TaskResults, measure: str) -> Any:
         results.task.describe(setting): {method: points(setting, method) for method in METHODS}
         for setting in results.task.settings
     }
-    return mo.reports.bands(panels, x="round", y=MEASURES[measure].partition(":")[0])
+    return mo.reports.bands(panels, x="round", y=AXES[measure])
 
 
 ABOUT = (
