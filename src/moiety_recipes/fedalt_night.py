@@ -4,8 +4,8 @@ The stages are those of ``fedalt_stages``. What is added:
 
 - Rates, and the weight of Ditto's penalty, are chosen by the mean validation score of ``pilot_seeds``, which are not
   among the seeds that are reported. Every method has a grid of the same length. Where the best value is the last or the
-  first of its grid, the search goes on in that direction (``widen``). The final finetuning has a rate of its own after
-  each method.
+  first of its grid, the search goes on in that direction (``tuning.widen``). The final finetuning has a rate of its own
+  after each method.
 - Step (a) has converged where twice its rounds, under the same schedule stretched, gain at most one margin on
   validation rows. The page says whether that is so.
 - "Trained as long": FedAvg goes on for as many rounds as (b) has, and Finetune, Ditto and FT (part.) start from there
@@ -36,6 +36,7 @@ from moiety_recipes.fedalt_stages import (
     Sweep,
     build_cell,
     choose_rate,
+    compare_rates,
     ditto,
     finetune,
     keep,
@@ -49,6 +50,7 @@ from moiety_recipes.fedalt_stages import (
     train_longer,
     train_together,
 )
+from moiety_recipes.tuning import MORE_VALUES, widen
 
 DEAL = 0
 """The seed of the deal: clients and their rows are the same in all runs."""
@@ -70,7 +72,7 @@ class Night(Stages):
 
     decay: str
     momentum: float = 0.0
-    more_values: int = 3
+    more_values: int = MORE_VALUES
     pilot_seeds: tuple[int, ...] = (100, 101)
     weights: tuple[float, ...] = (0.01, 0.1, 1.0)
     with_stateless: bool = True
@@ -293,22 +295,8 @@ def _search(
         step = replace(make(value), name=f"{name}-{value:g}")
         rows[value] = merge((yield from _pilot_cells(setting, fed, step, start, stored=stored)))
         if not values and len(rows) < len(grid) + stages_of(setting).more_values:
-            values = widen(rows)
+            values = widen(compare_rates(rows), LADDER)
     return choose_rate(sorted(rows), rows)
-
-
-def widen(rows: Mapping[float, Row]) -> list[float]:
-    """The next value of the ladder beyond the end at which the best of several values is; empty where it is not.
-
-    A first value that is no better than its neighbour is no end worth going on from.
-    """
-    values = sorted(rows)
-    best = choose_rate(values, rows)
-    if len(values) > 1 and best == values[-1]:
-        return [value for value in LADDER if value > best][:1]
-    if len(values) > 1 and best == values[0] and choose_rate((values[1], best), rows) == best:
-        return [value for value in LADDER if value < best][-1:]
-    return []
 
 
 def merge(rows: Sequence[Row]) -> Row:
@@ -330,7 +318,9 @@ class Pilot:
         """The rows of all values that were tried, as the search went."""
         grid = list_grids(self.setting)[name]
         rows = {value: self._rows(f"{name}-{value:g}") for value in grid}
-        while len(rows) < len(grid) + stages_of(self.setting).more_values and (more := widen(rows)):
+        while len(rows) < len(grid) + stages_of(self.setting).more_values and (
+            more := widen(compare_rates(rows), LADDER)
+        ):
             rows[more[0]] = self._rows(f"{name}-{more[0]:g}")
         return dict(sorted(rows.items()))
 

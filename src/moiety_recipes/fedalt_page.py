@@ -11,6 +11,7 @@ from moiety.experiments import FAILS, HOLDS, UNDECIDED, Page, Results, Row, Sect
 from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, flatten, summarise
 from moiety_recipes.fedalt_stages import FULL, Plan, list_families
 from moiety_recipes.pages import Figures, Part, join_parts, show_mean
+from moiety_recipes.tuning import is_end
 
 ABOUT = (
     'Pillutla et al. 2022, "Federated Learning with Partial Model Personalization", Tables 2 to 4 and 10 to 13. All'
@@ -193,13 +194,6 @@ def show_rates(table: Row, scale: float, *, seeds: str = "first seed") -> Iterat
         lines = [f"{lr}: {show_number(s if s is None else scale * s)}" for lr, s in scores.items()]
         end = " (end of the grid)" if is_end(rate, scores) else ""
         yield {"run": step, "rate": f"{rate:g}{end}", heading: ", ".join(lines) or "fixed"}
-
-
-def is_end(rate: float, scores: Mapping[str, float | None]) -> bool:
-    """Whether the best of several values is the last of them, or the first and better than the second."""
-    rows = sorted((float(value), score) for value, score in scores.items())
-    first = len(rows) > 1 and rate == rows[0][0] and rows[0][1] != rows[1][1]
-    return first or (len(rows) > 1 and rate == rows[-1][0])
 
 
 def compare_settings(tables: Sequence[Row]) -> Section:

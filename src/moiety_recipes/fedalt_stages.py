@@ -344,14 +344,17 @@ def _tune(setting: Setting, fed: mo.FederatedData, seed: int, families: Families
 
 def choose_rate(grid: Sequence[float], rows: Mapping[float, Row]) -> float:
     """The rate with the best score; the first one has a tie, and wins where nothing was tried."""
-    if len(grid) == 1:
-        return grid[0]
-    higher = mo.analysis.higher_is_better(rows[grid[0]]["metric"], *(row["clients"] for row in rows.values()))
+    return grid[0] if len(grid) == 1 else max(grid, key=compare_rates(rows).__getitem__)
+
+
+def compare_rates(rows: Mapping[float, Row]) -> dict[float, float]:
+    """The scores of rates that were tried, more is better."""
+    metric = next(iter(rows.values()))["metric"]
+    higher = mo.analysis.higher_is_better(metric, *(row["clients"] for row in rows.values()))
     sign = 1 if higher else -1
     scores = {lr: score(row) for lr, row in rows.items()}
     # Rounded, so that the last digits, which differ between engines, decide no tie.
-    values = {lr: round(sign * value, 6) if math.isfinite(value) else -math.inf for lr, value in scores.items()}
-    return max(grid, key=values.__getitem__)
+    return {lr: round(sign * value, 6) if math.isfinite(value) else -math.inf for lr, value in scores.items()}
 
 
 def score(row: Row) -> float:

@@ -51,7 +51,14 @@ def plan(scale: str) -> Plan:
     """Three deals; at scale ``ci`` handwritten digits, and noise as what is strange."""
     if scale == "ci":
         deal = replace(DIGITS, scarce=None, validation=0.25, hidden=(8,), strange=NOISE)
-        sizes: dict[str, Any] = {"seeds": 2, "rounds": 2, "cohort": 2, "inspected": 3, "factors": (1.0, 3.0)}
+        sizes: dict[str, Any] = {
+            "seeds": 2,
+            "rounds": 2,
+            "cohort": 2,
+            "inspected": 3,
+            "factors": (1.0, 3.0),
+            "more_factors": 0,
+        }
         return Plan(deals=(deal,), methods=METHODS, **sizes)
     paper = scale == "paper"
     form: dict[str, Any] = {"validation": 0.2} if paper else {"validation": 0.2, "halved": 2, "hidden": (64, 32)}
@@ -239,9 +246,10 @@ ABOUT = (
     " interval of the mean over seeds (Student's t)."
 )
 CHOSEN = (
-    "Every method has the same number of factors tried, with equal work, by the log-loss on validation rows of a pilot"
-    " seed that is not reported. A factor multiplies all rates of a method; for FedSOUL that of the server's Adam and"
-    " the step of the chains. The same factor serves equal rounds."
+    "Every method begins with the same factors, with equal work, by the log-loss on validation rows of a pilot seed that"
+    " is not reported. Where the best factor is at an end, the search goes on there, by at most three factors. A factor"
+    " multiplies all rates of a method; for FedSOUL that of the server's Adam and the step of the chains. The same"
+    " factor serves equal rounds."
 )
 NOTES = (
     "Predictions of FedSOUL are averaged over its samples, drawn anew at the parameters that training ended with;"

@@ -34,10 +34,13 @@ from moiety_recipes.fedpop_full import PAPER as PRINTED
 from moiety_recipes.fedpop_full import TABLE2
 from moiety_recipes.fedpop_images import DIGITS, FEDSOUL, Deal, Scarce, deal_cifar10, fit_options
 from moiety_recipes.fedpop_small import METHODS as FEW
+from moiety_recipes.tuning import MORE_VALUES, is_end, widen
 
 REFERENCE = "FedAvg"
 """Equal work is that of this method in all rounds of the plan."""
 WORK, ROUNDS = "equal work", "equal rounds"
+LADDER = tuple(3.0**power for power in range(-6, 7))
+"""The factors that a search takes where it goes beyond its grid."""
 KEPT = f"{FEDSOUL}, draws as training left them"
 PAPER = {method: f"{two:g}, {five:g}" for method, (two, five) in TABLE2.items()}
 
@@ -47,6 +50,7 @@ class Plan(images.Plan):
     """Sizes of one scale. Deals with few pictures have the methods of Figure 3, the others those of Table 2."""
 
     factors: tuple[float, ...] = (1 / 3, 1.0, 3.0, 9.0)
+    more_factors: int = MORE_VALUES
     pilot: int = 100
 
     def methods_of(self, deal: Deal) -> tuple[str, ...]:
@@ -59,7 +63,7 @@ def plan(scale: str) -> Plan:
     """Table 2's deals and three of Figure 3; at scale ``ci`` handwritten digits."""
     if scale == "ci":
         deal = replace(DIGITS, name="few", scarce=Scarce(share=0.5, pictures=3), validation=0.25, hidden=(8,))
-        return Plan(deals=(deal,), methods=FEW, seeds=1, rounds=2, cohort=2, factors=(1.0, 3.0))
+        return Plan(deals=(deal,), methods=FEW, seeds=1, rounds=2, cohort=2, factors=(1.0, 3.0), more_factors=0)
     form: dict[str, Any] = {"halved": 2, "hidden": (64, 32)}
     deals = [
         deal_cifar10(False, name=f"{classes}-classes", classes=classes, validation=0.2, **form) for classes in (2, 5)
@@ -95,27 +99,33 @@ def cells(plan: Plan, seeds: Sequence[int], *, keep: Keep | None = None) -> Cell
     ]
     flops = {(deal.name, method): row["flops"] for (deal, method), row in zip(pairs, first, strict=True)}
     rounds = {key: max(1, round(plan.rounds * flops[key[0], REFERENCE] / own)) for key, own in flops.items()}
-    trials = list(itertools.product(pairs, plan.factors))
-    rows = yield [
-        build_cell(
-            plan,
-            ("pilot", deal.name, f"{method}, {factor:.3g}"),
-            deal,
-            method,
-            plan.pilot,
-            factor,
-            rounds[deal.name, method],
-        )
-        for (deal, method), factor in trials
-    ]
     scores: dict[tuple[str, str], dict[float, float]] = {}
-    for ((deal, method), factor), row in zip(trials, rows, strict=True):
-        scores.setdefault((deal.name, method), {})[factor] = row["score"]
+    trials = list(itertools.product(pairs, plan.factors))
+    for step in range(1 + plan.more_factors):
+        rows = yield [
+            build_cell(
+                plan,
+                ("pilot", deal.name, f"{method}, {factor:.3g}"),
+                deal,
+                method,
+                plan.pilot,
+                factor,
+                rounds[deal.name, method],
+            )
+            for (deal, method), factor in trials
+        ]
+        for ((deal, method), factor), row in zip(trials, rows, strict=True):
+            scores.setdefault((deal.name, method), {})[factor] = row["score"]
+        if step == plan.more_factors:
+            break
+        trials = [(pair, factor) for pair in pairs for factor in widen(scores[pair[0].name, pair[1]], LADDER)]
+        if not trials:
+            break
     choices: Row = {
         f"{name}/{method}": {
             "factor": max(sorted(own), key=own.__getitem__),
             "rounds": rounds[name, method],
-            "scores": {f"{factor:.3g}": score for factor, score in own.items()},
+            "scores": {f"{factor:.3g}": score for factor, score in sorted(own.items())},
         }
         for (name, method), own in scores.items()
     }
@@ -229,15 +239,15 @@ def compare(text: str, deals: Sequence[Deal], other: str, regime: str, seeds: Se
 
 def describe(plan: Plan, choices: Mapping[str, Row], *, score: str = "accuracy", scale: float = 100.0) -> Iterator[Row]:
     """What the pilot seed chose, by a score on validation rows."""
-    ends = (min(plan.factors), max(plan.factors))
     for deal in plan.deals:
         for method in plan.methods_of(deal):
             own = choices[f"{deal.name}/{method}"]
+            end = " (end of the grid)" if is_end(own["factor"], own["scores"]) else ""
             yield {
                 "deal": deal.name,
                 "method": method,
                 "rounds with equal work": own["rounds"],
-                "factor of the rates": f"{own['factor']:.3g}{' (end of the grid)' if own['factor'] in ends else ''}",
+                "factor of the rates": f"{own['factor']:.3g}{end}",
                 f"{score} on validation rows": ", ".join(f"{k}: {scale * v:.3g}" for k, v in own["scores"].items()),
             }
 
@@ -253,9 +263,9 @@ SCORES = (
     " parameters that training ended with; the line below it has the draws of each client's last turn."
 )
 CHOSEN = (
-    "Every method has the same number of factors tried, with equal work, on validation rows of a pilot seed that is not"
-    " reported. A factor multiplies all rates of a method; for FedSOUL that of the server's Adam and the step of the"
-    " chains."
+    "Every method begins with the same factors, with equal work, on validation rows of a pilot seed that is not"
+    " reported. Where the best factor is at an end, the search goes on there, by at most three factors. A factor"
+    " multiplies all rates of a method; for FedSOUL that of the server's Adam and the step of the chains."
 )
 NOTES = (
     "Work is counted in floating-point operations of the clients, by the ledger of one round of the pilot seed. Equal"

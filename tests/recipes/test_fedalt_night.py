@@ -12,9 +12,8 @@ import moiety as mo
 from moiety.errors import MoietyError
 from moiety.experiments import HOLDS, UNDECIDED
 from moiety_recipes import fedalt_holds
-from moiety_recipes.fedalt_night import DITTO, Pilot, list_steps, sweep_steps, widen
+from moiety_recipes.fedalt_night import DITTO, LADDER, Pilot, list_steps, sweep_steps
 from moiety_recipes.fedalt_night_page import NightComparison, measure_commonest
-from moiety_recipes.fedalt_page import is_end
 from moiety_recipes.fedalt_questions import (
     QUESTIONS,
     answer,
@@ -25,6 +24,7 @@ from moiety_recipes.fedalt_questions import (
 )
 from moiety_recipes.fedalt_settings import plan_labels, plan_numbers, plan_people, plan_roles
 from moiety_recipes.fedalt_stages import train_together
+from moiety_recipes.tuning import is_end, widen
 
 PLANS = (plan_people, plan_labels, plan_roles, plan_numbers)
 T_1 = 63.6567
@@ -142,13 +142,16 @@ def tries(**scores):
 
 
 def test_a_search_goes_on_where_its_best_value_is_at_an_end():
-    assert widen(tries(r0_01=0.1, r0_03=0.3, r0_1=0.2)) == []
-    assert widen(tries(r0_01=0.1, r0_03=0.2, r0_1=0.3)) == [0.3]
-    assert widen(tries(r0_1=0.1, r0_2=0.2, r0_4=0.3)) == [1.0]
-    assert widen(tries(r0_01=0.3, r0_03=0.2, r0_1=0.1)) == [0.003]
-    assert widen(tries(r0_01=0.3, r0_03=0.3, r0_1=0.1)) == []  # no better than its neighbour
-    assert widen(tries(r0_01=0.3)) == []  # nothing to choose
-    assert widen(tries(r3=0.1, r10=0.2)) == []  # the ladder ends
+    for scores, more in (
+        ({0.01: 0.1, 0.03: 0.3, 0.1: 0.2}, []),
+        ({0.01: 0.1, 0.03: 0.2, 0.1: 0.3}, [0.3]),
+        ({0.1: 0.1, 0.2: 0.2, 0.4: 0.3}, [1.0]),
+        ({0.01: 0.3, 0.03: 0.2, 0.1: 0.1}, [0.003]),
+        ({0.01: 0.3, 0.03: 0.3, 0.1: 0.1}, []),  # no better than its neighbour
+        ({0.01: 0.3}, []),  # nothing to choose
+        ({3.0: 0.1, 10.0: 0.2}, []),  # the ladder ends
+    ):
+        assert widen(scores, LADDER) == more
 
 
 def test_a_pilot_knows_what_its_search_tried():
