@@ -24,7 +24,7 @@ from flwr.supernode.nodestate import NodeStateFactory
 from local_grid import LocalGrid, serve_here
 from test_misbehaviour import make
 
-from moiety.deploy import flower_version, mailbox, questions, worker
+from moiety.deploy import flower_private, mailbox, questions, worker
 from moiety.deploy import node as nodes
 
 UNAVAILABLE = "Error: Message Unavailable - The requested message could not be found in the database."
@@ -172,7 +172,7 @@ class Node:
         assert not self.state.get_tasks(statuses=[Status.RUNNING])
 
     def wait(self) -> bool:
-        return nodes.wait_for_answer(self.state, self.store, start_client_internal._insert_message)
+        return nodes.wait_for_answer(flower_private.NodeMessages(self.state, self.store))
 
     def answers(self) -> list[Message]:
         return list(self.state.get_messages_legacy(is_reply=True))
@@ -219,7 +219,7 @@ def test_a_node_forgets_a_message_whose_run_ended_while_it_was_taken_in(monkeypa
         Message(RecordDict({"c": ConfigRecord({"b": 2})}), dst_node_id=7, message_type="train", ttl=9.0),
     )
     node.finish(SubStatus.FAILED)
-    nodes.forget_unread(node.state, node.store)
+    nodes.forget_unread(flower_private.NodeMessages(node.state, node.store))
     message.metadata.__dict__.update(_run_id=1, _message_id=message.object_id)
     tree = get_object_tree(message)
 
@@ -253,5 +253,5 @@ def test_a_node_outlives_errors_of_the_superlink(monkeypatch: pytest.MonkeyPatch
     assert start_client_internal._pull_and_store_message(state=node.state, object_store=node.store) is None
     sender = fleet_http_connection.HeartbeatSender(fail)
     assert sender.heartbeat_fn() is False
-    assert max(itertools.islice(sender._retry_invoker.wait_gen_factory(), 20)) == flower_version.LONGEST
+    assert max(itertools.islice(sender._retry_invoker.wait_gen_factory(), 20)) == flower_private.LONGEST
     assert fleet_http_connection.HeartbeatSender(lambda: True).heartbeat_fn() is True

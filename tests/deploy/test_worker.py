@@ -7,7 +7,6 @@ import ssl
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,15 +14,10 @@ import pytest
 from flwr.supercore.retry import make_simple_http_retry_invoker as plain
 from flwr.supernode import fleet_http_connection
 
-from moiety.deploy import flower_version, worker
+from moiety.deploy import flower_private, worker
 from moiety.deploy import node as nodes
 from moiety.deploy.calls import is_break
 from moiety.deploy.modules import forget_modules
-
-
-def test_the_worker_knows_the_version_that_is_installed_and_no_other() -> None:
-    assert flower_version.is_known(version("flwr"))
-    assert not flower_version.is_known("1.42.0")
 
 
 def test_another_version_is_handed_over_to_flowers_own_executor(
@@ -36,7 +30,7 @@ def test_another_version_is_handed_over_to_flowers_own_executor(
         raise SystemExit(0)
 
     monkeypatch.setattr(worker.os, "execvp", replace_process)
-    monkeypatch.setattr(worker, "version", lambda name: "9.9.9")
+    monkeypatch.setattr(flower_private, "version", lambda name: "9.9.9")
     with pytest.raises(SystemExit):
         worker.main(["--runtime-api-address", "127.0.0.1:1", "--insecure"])
     assert Path(commands[0][0]).name == "flower-superexec"
@@ -55,7 +49,7 @@ def test_a_node_of_the_known_version_never_waits_long(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cli, "flower_supernode", lambda: [start_client_internal.time.sleep(3) for _ in range(20)])
     monkeypatch.setattr(sys, "argv", [])
     try:
-        nodes.run_node(["--insecure"], flower_version.VERSION)
+        nodes.run_node(["--insecure"])
         assert sys.argv == ["flower-supernode", "--insecure"]
     finally:
         start_client_internal.time = plain
@@ -82,21 +76,6 @@ def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pyte
     monkeypatch.setattr(nodes, "HOLD", 0.0)
     assert runtime_handlers.acquire_task(None, None) is nothing
     assert len(answers) == 1
-
-
-def test_parts_of_a_message_are_looked_for_soon_in_the_known_version_alone() -> None:
-    from flwr.supercore.inflatable import inflatable_utils
-
-    defaults = inflatable_utils.pull_objects.__kwdefaults__
-    plain = defaults["initial_backoff"]
-    try:
-        flower_version.shorten_waits("9.9.9")
-        assert defaults["initial_backoff"] == plain
-        flower_version.shorten_waits(flower_version.VERSION)
-        assert defaults["initial_backoff"] == flower_version.PAUSE
-    finally:
-        defaults["initial_backoff"] = plain
-        inflatable_utils.pull_and_inflate_object_from_tree.__kwdefaults__["initial_backoff"] = plain
 
 
 def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
