@@ -27,6 +27,8 @@ from test_misbehaviour import make
 from moiety.deploy import flower_private, mailbox, questions, worker
 from moiety.deploy import node as nodes
 
+LONG = 600.0
+"""Seconds for a deadline that must not pass, however busy the machine is."""
 UNAVAILABLE = "Error: Message Unavailable - The requested message could not be found in the database."
 
 
@@ -45,7 +47,7 @@ def test_a_node_whose_letters_are_lost_takes_part_in_the_end(
     kind: str, told: bool, eager: None, tmp_path: Path
 ) -> None:
     """All nodes lose their first letters of a kind, c1 three: nobody can begin without them."""
-    app, grid = make(tmp_path, least=3)
+    app, grid = make(tmp_path, least=3, deadline=LONG)
     letters: Counter[int] = Counter()
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message | None:
@@ -179,7 +181,9 @@ class Node:
 
 
 @pytest.mark.parametrize("when", ["before it took the message", "while it handed over its answer"])
-def test_a_node_answers_for_a_worker_that_was_killed(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_answers_for_a_worker_that_was_killed(
+    when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Flower's own loop would wait for ever: no answer is there, or a part of it never comes."""
     monkeypatch.setattr(nodes, "SOON", 0.0)
     node = Node()
@@ -189,7 +193,9 @@ def test_a_node_answers_for_a_worker_that_was_killed(when: str, monkeypatch: pyt
         tree = get_object_tree(answer)
         assert node.state.store_message_and_object_tree(answer, tree, node.state.start_session(1))[0]
     node.finish(SubStatus.FAILED)
-    assert node.wait()
+    with caplog.at_level("WARNING", logger="moiety"):
+        assert node.wait()
+    assert "the worker has given no sign of life" in caplog.text
     (answer,) = node.answers()
     assert answer.error.code == 8
     assert answer.metadata.reply_to_message_id == node.message.metadata.message_id

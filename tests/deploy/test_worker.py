@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import ssl
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,7 @@ def test_a_node_of_the_known_version_never_waits_long(monkeypatch: pytest.Monkey
     for name in ("try_again_after_breaks", "shorten_waits", "outlive_errors"):  # what they change would stay
         monkeypatch.setattr(nodes, name, lambda *arguments: None)
     monkeypatch.setattr(nodes.Pace, "hold_questions", lambda self: None)
+    monkeypatch.setattr(nodes, "show_log", lambda: None)
     monkeypatch.setattr(nodes.time, "sleep", waits.append)
     monkeypatch.setattr(cli, "flower_supernode", lambda: [start_client_internal.time.sleep(3) for _ in range(20)])
     monkeypatch.setattr(sys, "argv", [])
@@ -57,6 +59,20 @@ def test_a_node_of_the_known_version_never_waits_long(monkeypatch: pytest.Monkey
     assert waits[-1] == max(waits) == nodes.IDLE
 
 
+def test_what_a_node_says_is_seen() -> None:
+    """Nobody has asked for moiety's log in a process that is a node: its owner reads it all the same."""
+    script = """
+import logging, sys
+from types import SimpleNamespace
+from moiety.deploy import node, worker
+command = SimpleNamespace(name="flower-supernode", load=lambda: lambda: node.log.warning("no message: x"))
+node.entry_points = lambda **place: (command,)
+worker.main(["node", "--insecure"])
+"""
+    process = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    assert process.stderr.splitlines() == ["no message: x"]
+
+
 def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself it says at once that there is none."""
     from flwr.supernode.servicer.runtime import runtime_handlers
@@ -64,6 +80,7 @@ def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pyte
     nothing, task = SimpleNamespace(token=""), SimpleNamespace(token="t")
     answers = [nothing, task, nothing, nothing]
     monkeypatch.setattr(runtime_handlers, "acquire_task", lambda request, state: answers.pop(0))
+    monkeypatch.setattr(nodes, "HOLD", 600.0)
     pace = nodes.Pace()
     pace.hold_questions()
     with ThreadPoolExecutor(1) as other:

@@ -18,6 +18,7 @@ from typing import Any
 
 from flwr.app import Error, Message
 
+from moiety.deploy.app import show_log
 from moiety.deploy.calls import is_break
 from moiety.deploy.flower_private import (
     NodeMessages,
@@ -176,6 +177,7 @@ def wait_for_answer(held: NodeMessages) -> bool:
                 held.remove(message)
             messages = find_unanswered(held)
             for message in messages:
+                log.warning("the worker has given no sign of life: its message is answered in its place")
                 held.add(Message(Error(STOPPED, "the worker stopped"), reply_to=message))
             if not messages:
                 return False
@@ -200,6 +202,7 @@ def find_answers(held: NodeMessages) -> tuple[list[Message], list[Message]]:
 
 def run_node(arguments: Sequence[str]) -> None:
     """Run a SuperNode; one of the known version looks for messages often."""
+    show_log()
     if is_known():
         pace = Pace()
         shorten_waits()
