@@ -195,13 +195,21 @@ def test_a_clock_that_is_behind_by_a_minute_changes_nothing(trial, tmp_path):
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="more than a minute: so long Flower waits for a sign of life")
-def test_a_worker_that_slept_for_a_minute_takes_part_again(trial):
-    """As on a laptop that was shut: Flower gives the task up, and the worker finds out when it wakes."""
-    sleeper, before = trial.processes.running[f"{LAST}-worker"], len(trial.processes.log(LAST))
+@pytest.mark.parametrize("how", ["slept", "killed"])
+def test_a_worker_that_slept_or_was_killed_takes_part_again(how, trial):
+    """As on a laptop that was shut: Flower gives the task up, and the worker finds out when it wakes.
+
+    Where it was killed alone, its node waits, answers in its place, and gives the next message to a new worker.
+    """
+    name, before = f"{LAST}-worker", len(trial.processes.log(LAST))
+    worker = trial.processes.running[name]
     trial.hold(LAST, "before-storing")
-    out = trial.submit("asleep", **patient(rounds=ENDLESS))
+    out = trial.submit(how, **patient(rounds=ENDLESS))
     trial.wait_held(LAST, "before-storing")
-    sleeper.send_signal(signal.SIGSTOP)
+    if how == "slept":
+        worker.send_signal(signal.SIGSTOP)
+    else:
+        trial.processes.kill(name)
     trial.let_go(LAST, "before-storing")
     try:
         wait_until(
@@ -210,9 +218,11 @@ def test_a_worker_that_slept_for_a_minute_takes_part_again(trial):
             "a task that is given up",
         )
     finally:
-        sleeper.send_signal(signal.SIGCONT)
+        worker.send_signal(signal.SIGCONT)
+    if how == "killed":
+        trial.start_worker(LAST)
     trial.wait_part(out, LAST)
-    assert sleeper.poll() is None
+    assert (worker.poll() is None) == (how == "slept")
     kill_server(trial)
     rounds = end_run(trial, out)
     check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
