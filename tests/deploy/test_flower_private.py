@@ -153,7 +153,7 @@ def test_another_version_without_these_parts_goes_flowers_public_way() -> None:
     assert process.stderr.splitlines() == [
         "flwr is 9.9.9, not 1.41.0: this is flower-supernode as it is, which looks for messages every few seconds.",
         "flwr is 9.9.9, not 1.41.0: a process for every message, by flower-superexec.",
-        "flower-superexec --runtime-api-address here --insecure --disable-runtime-dependency-installation",
+        "flower-superexec --runtime-api-address here --insecure",
     ]
 
 

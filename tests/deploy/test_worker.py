@@ -35,7 +35,11 @@ def test_another_version_is_handed_over_to_flowers_own_executor(
     with pytest.raises(SystemExit):
         worker.main(["--runtime-api-address", "127.0.0.1:1", "--insecure"])
     assert Path(commands[0][0]).name == "flower-superexec"
-    assert commands[0][1:4] == ["--runtime-api-address", "127.0.0.1:1", "--insecure"]
+    assert commands[0][1:] == ["--runtime-api-address", "127.0.0.1:1", "--insecure"]
+    from flwr.supercore.cli.flower_superexec import _parse_args
+
+    options = _parse_args().parse_args(commands[0][1:])  # Flower's own parser takes them
+    assert options.runtime_api_address == "127.0.0.1:1"
     assert "9.9.9" in capsys.readouterr().err
 
 

@@ -48,7 +48,7 @@ def hand_over(arguments: Sequence[str]) -> None:
     print(f"{tell_version()}: a process for every message, by flower-superexec.", file=sys.stderr)
     command = Path(sys.executable).with_name("flower-superexec")
     name = str(command) if command.exists() else "flower-superexec"
-    os.execvp(name, [name, *arguments, "--disable-runtime-dependency-installation"])
+    os.execvp(name, [name, *arguments])
 
 
 def make_calm_invoker() -> Any:
