@@ -91,8 +91,8 @@ def make_invoker() -> Any:
     return make_simple_http_retry_invoker()
 
 
-def read_secret(path: str) -> bytes:
-    """The secret that a worker shows, from the file that its SuperNode was started with too."""
+def read_secret(path: str | None) -> bytes | None:
+    """The secret that a worker shows, from the file that its SuperNode was started with too; None without a file."""
     from flwr.supercore.auth import load_superexec_auth_secret
 
     return load_superexec_auth_secret(secret_file=path)

@@ -141,13 +141,13 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("flwr").propagate = False  # it prints its lines itself
     if not is_known():
         hand_over(arguments)
     try:
         if options.insecure == bool(options.root_certificates):
             raise MoietyError("`--insecure` must be given, or `--root-certificates`, got both or none.")
-        path = options.superexec_auth_secret_file
-        secret = None if path is None else flower_private.read_secret(path)
+        secret = flower_private.read_secret(options.superexec_auth_secret_file)
         certificates = None if options.insecure else Path(options.root_certificates).read_bytes()
     except (MoietyError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
