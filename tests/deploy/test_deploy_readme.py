@@ -88,7 +88,7 @@ def start_worker(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the worker as far as its first question to the node."""
     workers: list[worker.Worker] = []
     monkeypatch.setattr(worker.Worker, "serve_for_ever", lambda self: workers.append(self))
-    monkeypatch.setattr(worker, "shorten_waits", lambda version: None)
+    monkeypatch.setattr(worker, "shorten_waits", lambda: None)
     before = signal.getsignal(signal.SIGTERM)
     try:
         assert worker.main(words) == 0

@@ -24,9 +24,11 @@ from flwr.supernode.nodestate import NodeStateFactory
 from local_grid import LocalGrid, serve_here
 from test_misbehaviour import make
 
-from moiety.deploy import flower_version, mailbox, questions, worker
+from moiety.deploy import flower_private, mailbox, questions, worker
 from moiety.deploy import node as nodes
 
+LONG = 600.0
+"""Seconds for a deadline that must not pass, however busy the machine is."""
 UNAVAILABLE = "Error: Message Unavailable - The requested message could not be found in the database."
 
 
@@ -45,7 +47,7 @@ def test_a_node_whose_letters_are_lost_takes_part_in_the_end(
     kind: str, told: bool, eager: None, tmp_path: Path
 ) -> None:
     """All nodes lose their first letters of a kind, c1 three: nobody can begin without them."""
-    app, grid = make(tmp_path, least=3)
+    app, grid = make(tmp_path, least=3, deadline=LONG)
     letters: Counter[int] = Counter()
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message | None:
@@ -172,14 +174,16 @@ class Node:
         assert not self.state.get_tasks(statuses=[Status.RUNNING])
 
     def wait(self) -> bool:
-        return nodes.wait_for_answer(self.state, self.store, start_client_internal._insert_message)
+        return nodes.wait_for_answer(flower_private.NodeMessages(self.state, self.store))
 
     def answers(self) -> list[Message]:
         return list(self.state.get_messages_legacy(is_reply=True))
 
 
 @pytest.mark.parametrize("when", ["before it took the message", "while it handed over its answer"])
-def test_a_node_answers_for_a_worker_that_was_killed(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_answers_for_a_worker_that_was_killed(
+    when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Flower's own loop would wait for ever: no answer is there, or a part of it never comes."""
     monkeypatch.setattr(nodes, "SOON", 0.0)
     node = Node()
@@ -189,7 +193,9 @@ def test_a_node_answers_for_a_worker_that_was_killed(when: str, monkeypatch: pyt
         tree = get_object_tree(answer)
         assert node.state.store_message_and_object_tree(answer, tree, node.state.start_session(1))[0]
     node.finish(SubStatus.FAILED)
-    assert node.wait()
+    with caplog.at_level("WARNING", logger="moiety"):
+        assert node.wait()
+    assert "the worker has given no sign of life" in caplog.text
     (answer,) = node.answers()
     assert answer.error.code == 8
     assert answer.metadata.reply_to_message_id == node.message.metadata.message_id
@@ -219,7 +225,7 @@ def test_a_node_forgets_a_message_whose_run_ended_while_it_was_taken_in(monkeypa
         Message(RecordDict({"c": ConfigRecord({"b": 2})}), dst_node_id=7, message_type="train", ttl=9.0),
     )
     node.finish(SubStatus.FAILED)
-    nodes.forget_unread(node.state, node.store)
+    nodes.forget_unread(flower_private.NodeMessages(node.state, node.store))
     message.metadata.__dict__.update(_run_id=1, _message_id=message.object_id)
     tree = get_object_tree(message)
 
@@ -253,5 +259,5 @@ def test_a_node_outlives_errors_of_the_superlink(monkeypatch: pytest.MonkeyPatch
     assert start_client_internal._pull_and_store_message(state=node.state, object_store=node.store) is None
     sender = fleet_http_connection.HeartbeatSender(fail)
     assert sender.heartbeat_fn() is False
-    assert max(itertools.islice(sender._retry_invoker.wait_gen_factory(), 20)) == flower_version.LONGEST
+    assert max(itertools.islice(sender._retry_invoker.wait_gen_factory(), 20)) == flower_private.LONGEST
     assert fleet_http_connection.HeartbeatSender(lambda: True).heartbeat_fn() is True

@@ -100,3 +100,19 @@ def test_tables_agree_by_sums_and_names_on_what_all_rows_together_give(
     device = app.device(nodes[10])
     with pytest.warns(UserWarning, match="which count as unknown"):
         assert set(device.own_run().predict(device.name, raw)) <= {"fair", "ill", "well"}
+
+
+def test_a_model_of_another_size_than_the_tables_is_refused_in_one_line(tmp_path: Path) -> None:
+    """Age and three wards are four columns. Each device has a ward that no other has, so each could be the odd one."""
+    for k, ward in enumerate(("day", "night", "eye")):
+        rows = [f"{30 + row},{ward},{('ill', 'well')[row % 2]}" for row in range(20)]
+        (tmp_path / f"{k}.csv").write_text("\n".join(["age,ward,outcome", *rows]) + "\n")
+    data, model = mo.deploy.table(target="outcome"), mo.models.mlp(5, 2, hidden=(5,), seed=3)
+    app = mo.deploy.app(model, mo.fedavg(shared=0.1), data=data, rounds=2, clients=3, out=tmp_path / "server")
+    nodes = {
+        9 - k: {"name": f"s{k}", "folder": str(tmp_path / f"d{k}"), "data": str(tmp_path / f"{k}.csv")}
+        for k in range(3)
+    }
+    with pytest.raises(mo.MoietyError, match=r"takes the data's columns \(x \(4,\)") as error:
+        serve_here(app, LocalGrid(app, nodes))
+    assert "\n" not in str(error.value)

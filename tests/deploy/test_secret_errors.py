@@ -117,13 +117,13 @@ def test_a_worker_whose_app_cannot_be_loaded_says_no_more_than_the_kind_of_error
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
     message.metadata.__dict__["_message_id"] = "m"
     outputs: list[Any] = []
-    monkeypatch.setattr(run_clientapp, "pull_task_input", lambda client: (message, None, None, None))
-    monkeypatch.setattr(run_clientapp, "push_message", lambda client, answer, context: outputs.append(answer))
+    monkeypatch.setattr(run_clientapp, "pull_task_input", lambda line: (message, None, None, None))
+    monkeypatch.setattr(run_clientapp, "push_message", lambda line, answer, context: outputs.append(answer))
     monkeypatch.setattr(run_clientapp, "push_task_output", lambda *arguments: outputs.append(arguments[-1]))
     mine = worker.Worker.__new__(worker.Worker)
-    monkeypatch.setattr(mine, "task_client", lambda token: contextlib.nullcontext(SimpleNamespace()))
+    monkeypatch.setattr(mine, "open_task", lambda token: contextlib.nullcontext(SimpleNamespace()))
 
-    def load(run: Any, fab: Any) -> Any:
+    def load(task: Any) -> Any:
         raise ImportError(SECRET)
 
     monkeypatch.setattr(mine, "load", load)

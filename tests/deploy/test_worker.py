@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import ssl
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,15 +15,10 @@ import pytest
 from flwr.supercore.retry import make_simple_http_retry_invoker as plain
 from flwr.supernode import fleet_http_connection
 
-from moiety.deploy import flower_version, worker
+from moiety.deploy import flower_private, worker
 from moiety.deploy import node as nodes
 from moiety.deploy.calls import is_break
 from moiety.deploy.modules import forget_modules
-
-
-def test_the_worker_knows_the_version_that_is_installed_and_no_other() -> None:
-    assert flower_version.is_known(version("flwr"))
-    assert not flower_version.is_known("1.42.0")
 
 
 def test_another_version_is_handed_over_to_flowers_own_executor(
@@ -36,11 +31,15 @@ def test_another_version_is_handed_over_to_flowers_own_executor(
         raise SystemExit(0)
 
     monkeypatch.setattr(worker.os, "execvp", replace_process)
-    monkeypatch.setattr(worker, "version", lambda name: "9.9.9")
+    monkeypatch.setattr(flower_private, "version", lambda name: "9.9.9")
     with pytest.raises(SystemExit):
         worker.main(["--runtime-api-address", "127.0.0.1:1", "--insecure"])
     assert Path(commands[0][0]).name == "flower-superexec"
-    assert commands[0][1:4] == ["--runtime-api-address", "127.0.0.1:1", "--insecure"]
+    assert commands[0][1:] == ["--runtime-api-address", "127.0.0.1:1", "--insecure"]
+    from flwr.supercore.cli.flower_superexec import _parse_args
+
+    options = _parse_args().parse_args(commands[0][1:])  # Flower's own parser takes them
+    assert options.runtime_api_address == "127.0.0.1:1"
     assert "9.9.9" in capsys.readouterr().err
 
 
@@ -51,16 +50,31 @@ def test_a_node_of_the_known_version_never_waits_long(monkeypatch: pytest.Monkey
     for name in ("try_again_after_breaks", "shorten_waits", "outlive_errors"):  # what they change would stay
         monkeypatch.setattr(nodes, name, lambda *arguments: None)
     monkeypatch.setattr(nodes.Pace, "hold_questions", lambda self: None)
+    monkeypatch.setattr(nodes, "show_log", lambda: None)
     monkeypatch.setattr(nodes.time, "sleep", waits.append)
     monkeypatch.setattr(cli, "flower_supernode", lambda: [start_client_internal.time.sleep(3) for _ in range(20)])
     monkeypatch.setattr(sys, "argv", [])
     try:
-        nodes.run_node(["--insecure"], flower_version.VERSION)
+        nodes.run_node(["--insecure"])
         assert sys.argv == ["flower-supernode", "--insecure"]
     finally:
         start_client_internal.time = plain
     assert waits[0] == nodes.BUSY
     assert waits[-1] == max(waits) == nodes.IDLE
+
+
+def test_what_a_node_says_is_seen() -> None:
+    """Nobody has asked for moiety's log in a process that is a node: its owner reads it all the same."""
+    script = """
+import logging, sys
+from types import SimpleNamespace
+from moiety.deploy import node, worker
+command = SimpleNamespace(name="flower-supernode", load=lambda: lambda: node.log.warning("no message: x"))
+node.entry_points = lambda **place: (command,)
+worker.main(["node", "--insecure"])
+"""
+    process = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=True)
+    assert process.stderr.splitlines() == ["no message: x"]
 
 
 def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +84,7 @@ def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pyte
     nothing, task = SimpleNamespace(token=""), SimpleNamespace(token="t")
     answers = [nothing, task, nothing, nothing]
     monkeypatch.setattr(runtime_handlers, "acquire_task", lambda request, state: answers.pop(0))
+    monkeypatch.setattr(nodes, "HOLD", 600.0)
     pace = nodes.Pace()
     pace.hold_questions()
     with ThreadPoolExecutor(1) as other:
@@ -82,21 +97,6 @@ def test_a_node_keeps_its_workers_question_until_there_is_work(monkeypatch: pyte
     monkeypatch.setattr(nodes, "HOLD", 0.0)
     assert runtime_handlers.acquire_task(None, None) is nothing
     assert len(answers) == 1
-
-
-def test_parts_of_a_message_are_looked_for_soon_in_the_known_version_alone() -> None:
-    from flwr.supercore.inflatable import inflatable_utils
-
-    defaults = inflatable_utils.pull_objects.__kwdefaults__
-    plain = defaults["initial_backoff"]
-    try:
-        flower_version.shorten_waits("9.9.9")
-        assert defaults["initial_backoff"] == plain
-        flower_version.shorten_waits(flower_version.VERSION)
-        assert defaults["initial_backoff"] == flower_version.PAUSE
-    finally:
-        defaults["initial_backoff"] = plain
-        inflatable_utils.pull_and_inflate_object_from_tree.__kwdefaults__["initial_backoff"] = plain
 
 
 def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,18 +23,19 @@ NOT_RUN = {
     "make demo": "the network: it installs",
     "pip install": "the network: it installs",
     "moiety data fetch": "the network: it downloads",
-    "cd trial": "a second machine",
-    "flower-super": "a second machine",
-    "flwr ": "a second machine",
-    "moiety.deploy.worker": "a second machine",
 }
 """What commands begin with that no test runs, and what they need."""
-COUNTED = {"start.md": 1, "sweeps.md": 1, "data-sets.md": 1, "deployment.md": 8}
+COUNTED = {"start.md": 1, "sweeps.md": 1, "data-sets.md": 1}
 """How many of them each page has: none may join them unnoticed."""
 ELSEWHERE = {
     "[track]": ("tests/extras/test_docs_extras.py", "callbacks.md"),
     "moiety tune": ("tests/extras/test_docs_extras.py", "sweeps.md"),
     "moiety deploy demo": ("tests/deploy/processes/test_demo.py", '"deploy", "demo"'),
+    "[deploy]": ("tests/deploy/processes/test_deployment_page.py", "with_the_tables_of_the_page"),
+    **dict.fromkeys(
+        ("cd trial", "export FLWR", "flower-super", "flwr ", "moiety.deploy.worker"),
+        ("tests/deploy/processes/test_deployment_page.py", "test_two_laptops"),
+    ),
     "moiety deploy status": ("tests/deploy/test_deploy_commands.py", '"deploy", "status"'),
     "moiety deploy export": ("tests/deploy/test_deploy_commands.py", '"deploy", "export"'),
 }

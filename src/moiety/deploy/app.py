@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.deploy.device import Device
-from moiety.deploy.flower_version import shorten_waits
+from moiety.deploy.flower_private import shorten_waits
 from moiety.deploy.letters import blame_letter, read_message, refuse_message, tell_sender, write_record
 from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.plan import FLOOR, Plan
@@ -95,7 +94,7 @@ class App:
         @server.main()
         def main(grid: Grid, context: Context) -> None:
             show_log()
-            shorten_waits(version("flwr"))
+            shorten_waits()
             plan = read_run_config(self.plan, context.run_config)
             self.run = serve(plan, Mailbox(grid, plan.largest_message))
 

@@ -6,12 +6,18 @@ the SuperLink or SuperNode that it takes work from; without one, anybody who rea
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from moiety.deploy.keys import CA_CERTIFICATE, CERTIFICATE, KEY, NODE_KEY, NODE_PUBLIC, SECRET, SERVER
+from moiety.errors import must, report_errors
+from moiety.files import read_toml
+from moiety.run.trackers import flatten_config
 
 PORT = 9092
 """The port of the SuperLink, unless another is given."""
@@ -22,6 +28,10 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 EAGER = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 """The environment of executors: how often, in seconds, they look for work."""
 
+CONFIG = "as in 'partition-id=0 data=\"visits.csv\"'"
+"""What a node's configuration looks like."""
+_PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
+"""A key and its value, as Flower finds them."""
 WORKER = ("python", "-m", "moiety.deploy.worker")
 """What computes for a node, or with ``node`` runs one that looks for messages often."""
 
@@ -104,9 +114,11 @@ def register_command(link: Link, node: str) -> list[str]:
 
 _REGISTER = """
 import sys
-from flwr.cli.app import app
+from importlib.metadata import entry_points
+(flwr,) = entry_points(group="console_scripts", name="flwr")
+command = flwr.load()
 for key in sys.argv[2:]:
-    app(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
+    command(["supernode", "register", key, sys.argv[1]], standalone_mode=False)
 """
 
 
@@ -129,6 +141,21 @@ def export_command(device: str, config: Mapping[str, str | int]) -> list[str]:
 def _write_config(config: Mapping[str, str | int | float]) -> str:
     """A configuration as Flower's commands take it."""
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
+
+
+def read_node_config(text: str) -> dict[str, Any]:
+    """A configuration that was written as Flower's commands take it: pairs, or the name of a TOML file.
+
+    >>> read_node_config('partition-id=0 data="visits of May.csv"')
+    {'partition-id': 0, 'data': 'visits of May.csv'}
+    """
+    if text.endswith(".toml"):
+        return flatten_config(read_toml(Path(text).expanduser()))
+    pairs = _PAIR.findall(text)
+    rest = _PAIR.sub("", text).strip()
+    must(not rest, "node-config", CONFIG, rest)
+    with report_errors("node-config", CONFIG, tomllib.TOMLDecodeError):
+        return flatten_config(tomllib.loads("\n".join(f"{key} = {value}" for key, value in pairs)))
 
 
 def connection_tables(link: Link) -> dict[str, object]:

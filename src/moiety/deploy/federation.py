@@ -90,7 +90,8 @@ class Federation:
         roster = self.roster
         while roster.preprocessing is None and isinstance(self.plan.data, Table):
             odd, first_error = sort_odd_members(roster.members), None
-            for count in range(len(odd) + 1):
+            most = min(len(odd), len(roster.members) - 1)  # somebody must be left
+            for count in range(most + 1):
                 members = [each for each in roster.members if each not in odd[:count]]
                 try:
                     recipe = self._try_together(members)

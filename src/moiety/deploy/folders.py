@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from flwr.common.config import parse_config_args
 from safetensors.torch import save
 
 from moiety.deploy.app import App
+from moiety.deploy.commands import read_node_config
 from moiety.deploy.device import Device
 from moiety.deploy.journal import DEVICE, Journal
 from moiety.deploy.roster import ROSTER, load_roster
@@ -100,8 +99,7 @@ def load_app(folder: Path) -> App:
 def open_device(app: App, folder: Path, config: str = "") -> Device:
     """The device in a folder, with the ``--node-config`` that its node has besides name and folder."""
     must((folder / DEVICE).exists(), "device", "the folder of a device", folder)
-    with report_errors("node-config", "as in 'partition-id=0 data=\"visits.csv\"'"):
-        options: Mapping[str, Any] = parse_config_args([config] if config else None)
+    options = read_node_config(config)
     journals = [Journal(folder, place.name) for place in sorted((folder / "runs").glob("*"))]
     names = {str(journal.read_member()["name"]) for journal in journals if journal.is_member()}
     must(len(names) > 0, "device", "one that has joined a run", f"none in {folder}")

@@ -1,8 +1,8 @@
 """A SuperNode that looks for messages often, outlives errors that pass, and lets its worker wait for work.
 
 It is ``flower-supernode`` with the same options. That one waits for three seconds when there is no message, and no
-option changes it. This one looks after a tenth of a second to a second. It uses parts of Flower that are not public, so
-it looks at the version: with another one it is Flower's own SuperNode.
+option changes it. This one looks after a tenth of a second to a second. To this end it changes parts of Flower that are
+not public (``flower_private.py``). With another version of Flower it is Flower's own SuperNode.
 """
 
 from __future__ import annotations
@@ -12,13 +12,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
 from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Error, Message
 
+from moiety.deploy.app import show_log
 from moiety.deploy.calls import is_break
-from moiety.deploy.flower_version import LONGEST, VERSION, is_known, shorten_waits
+from moiety.deploy.flower_private import (
+    NodeMessages,
+    Rule,
+    change_part,
+    change_rule,
+    is_known,
+    shorten_pauses,
+    shorten_sender,
+    shorten_waits,
+    tell_version,
+)
 
 SOON, RARELY = 0.02, 25
 """Seconds between two looks for a worker's answer; at every so many of them, whether the worker is alive."""
@@ -38,20 +50,14 @@ def try_again_after_breaks() -> None:
     By itself it takes that for a wrong certificate and stops for good, while its process stays. A certificate that is
     really wrong still ends it.
     """
-    from flwr.supercore.retry import exponential
-    from flwr.supernode import fleet_http_connection
 
-    names = vars(fleet_http_connection)
-    make = names["make_simple_http_retry_invoker"]
+    def spare_breaks(rule: Rule) -> Rule:
+        return lambda error: not is_break(error) and rule(error)
 
-    def make_patient() -> Any:
-        invoker = make()
-        invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST)
-        gives_up = invoker.should_giveup
-        invoker.should_giveup = lambda error: not is_break(error) and gives_up is not None and gives_up(error)
-        return invoker
+    def change(make: Callable[[], Any]) -> Callable[[], Any]:
+        return lambda: change_rule(shorten_pauses(make()), spare_breaks)
 
-    names["make_simple_http_retry_invoker"] = make_patient
+    change_part("make invoker", change)
 
 
 class Pace:
@@ -75,18 +81,18 @@ class Pace:
 
         By itself it answers at once, and the worker asks again and again, which takes much of a processor.
         """
-        from flwr.supernode.servicer.runtime import runtime_handlers
 
-        acquire = runtime_handlers.acquire_task
-
-        def acquire_late(request: Any, state: Any) -> Any:
-            self.arrived.clear()
-            answer = acquire(request, state)
-            if not answer.token and self.arrived.wait(HOLD):
+        def change(acquire: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+            def acquire_late(request: Any, state: Any) -> Any:
+                self.arrived.clear()
                 answer = acquire(request, state)
-            return answer
+                if not answer.token and self.arrived.wait(HOLD):
+                    answer = acquire(request, state)
+                return answer
 
-        vars(runtime_handlers)["acquire_task"] = acquire_late
+            return acquire_late
+
+        change_part("acquire", change)
 
 
 def outlive_errors(pace: Pace) -> None:
@@ -97,13 +103,15 @@ def outlive_errors(pace: Pace) -> None:
     waits for ever for a worker that was killed before it took its message or while it answered, and leaves its worker
     with a message whose parts never come, where the message's run has ended.
     """
-    from flwr.supercore.retry import exponential
-    from flwr.supernode import fleet_http_connection, start_client_internal
+    change_part("pull", lambda pull: pull_patiently(pull, pace))
+    change_part("push", push_surely)
+    change_part("make sender", beat_patiently)
 
-    names, connection = vars(start_client_internal), vars(fleet_http_connection)
-    pull, push, make_sender = names["_pull_and_store_message"], names["_push_messages"], connection["HeartbeatSender"]
 
-    def pull_patiently(**arguments: Any) -> int | None:
+def pull_patiently(pull: Callable[..., int | None], pace: Pace) -> Callable[..., int | None]:
+    """A SuperNode's way to take in a message, which outlives errors."""
+
+    def pull_message(**arguments: Any) -> int | None:
         run: int | None = None
         try:
             run = pull(**arguments)
@@ -111,14 +119,26 @@ def outlive_errors(pace: Pace) -> None:
             log.warning("no message: %s", error)
             time.sleep(1.0)
         if run is None:
-            forget_unread(arguments["state"], arguments["object_store"])
+            forget_unread(NodeMessages(arguments["state"], arguments["object_store"]))
         else:
             pace.note_message()
         return run
 
-    def push_surely(**arguments: Any) -> None:
-        if wait_for_answer(arguments["state"], arguments["object_store"], names["_insert_message"]):
+    return pull_message
+
+
+def push_surely(push: Callable[..., None]) -> Callable[..., None]:
+    """A SuperNode's way to hand over an answer, which does not wait for a worker that is gone."""
+
+    def push_answers(**arguments: Any) -> None:
+        if wait_for_answer(NodeMessages(arguments["state"], arguments["object_store"])):
             push(**arguments)
+
+    return push_answers
+
+
+def beat_patiently(make_sender: Callable[[Callable[[], bool]], Any]) -> Callable[[Callable[[], bool]], Any]:
+    """A SuperNode's way to give signs of life, which outlives errors."""
 
     def make_patient_sender(beat: Callable[[], bool]) -> Any:
         def try_to_beat() -> bool:
@@ -128,92 +148,73 @@ def outlive_errors(pace: Pace) -> None:
                 log.warning("no sign of life: %s", error)
                 return False
 
-        sender = make_sender(try_to_beat)
-        sender._retry_invoker.wait_gen_factory = lambda: exponential(max_delay=LONGEST)
-        return sender
+        return shorten_sender(make_sender(try_to_beat))
 
-    names["_pull_and_store_message"], names["_push_messages"] = pull_patiently, push_surely
-    connection["HeartbeatSender"] = make_patient_sender
+    return make_patient_sender
 
 
-def forget_unread(state: Any, store: Any) -> None:
+def forget_unread(held: NodeMessages) -> None:
     """Forget messages that a SuperNode has begun to take in and did not; a worker that asks for their parts is told."""
-    from flwr.common.constant import SubStatus
-
-    for message in find_unanswered(state):
-        state.delete_messages(message_ids=[message.metadata.message_id])
-        store.delete(message.metadata.message_id)
-    for task in find_tasks(state):
-        state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details="the message was not taken in")
+    for message in find_unanswered(held):
+        held.remove(message)
+    held.fail_tasks("the message was not taken in")
 
 
-def find_tasks(state: Any) -> Sequence[Any]:
-    """The tasks in a SuperNode that have not ended; asked so, Flower ends those without a sign of life."""
-    from flwr.common.constant import Status
-
-    tasks: Sequence[Any] = state.get_tasks(statuses=(Status.PENDING, Status.STARTING, Status.RUNNING))
-    return tasks
-
-
-def wait_for_answer(state: Any, store: Any, insert: Callable[[Message, Any, Any], None]) -> bool:
+def wait_for_answer(held: NodeMessages) -> bool:
     """Wait in a SuperNode for the worker's answer; where none will come, answer in its place that it stopped.
 
     False where there is nothing to answer.
     """
     count = 0
-    while not find_answers(state, store)[0]:
+    while not find_answers(held)[0]:
         time.sleep(SOON)
         count += 1
-        if count % RARELY or find_tasks(state):
+        if count % RARELY or held.list_tasks():
             continue
-        whole, fragments = find_answers(state, store)
+        whole, fragments = find_answers(held)
         if not whole:
             for message in fragments:
-                state.delete_messages(message_ids=[message.metadata.message_id])
-                store.delete(message.metadata.message_id)
-            messages = find_unanswered(state)
+                held.remove(message)
+            messages = find_unanswered(held)
             for message in messages:
-                insert(Message(Error(STOPPED, "the worker stopped"), reply_to=message), state, store)
+                log.warning("the worker has given no sign of life: its message is answered in its place")
+                held.add(Message(Error(STOPPED, "the worker stopped"), reply_to=message))
             if not messages:
                 return False
     return True
 
 
-def find_unanswered(state: Any) -> list[Message]:
+def find_unanswered(held: NodeMessages) -> list[Message]:
     """The messages in a SuperNode that have no answer."""
-    with state.lock_msg_store:
-        messages = [each.message for each in state.msg_store.values()]
+    messages = held.list_messages()
     ids = {each.metadata.reply_to_message_id for each in messages}
     return [m for m in messages if not m.metadata.reply_to_message_id and m.metadata.message_id not in ids]
 
 
-def find_answers(state: Any, store: Any) -> tuple[list[Message], list[Message]]:
+def find_answers(held: NodeMessages) -> tuple[list[Message], list[Message]]:
     """The answers in a SuperNode that are whole, and those of which parts are missing."""
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-
-    with state.lock_msg_store:
-        messages = [each.message for each in state.msg_store.values() if not each.is_retrieved]
     kinds: tuple[list[Message], list[Message]] = [], []
-    for message in messages:
+    for message in held.list_messages(unsent=True):
         if message.metadata.reply_to_message_id:
-            parts = iterate_object_tree(store.get_object_tree(message.metadata.message_id))
-            kinds[0 if all(store.get(part.object_id) for part in parts) else 1].append(message)
+            kinds[0 if held.has_all_parts(message) else 1].append(message)
     return kinds
 
 
-def run_node(arguments: Sequence[str], installed: str) -> None:
+def run_node(arguments: Sequence[str]) -> None:
     """Run a SuperNode; one of the known version looks for messages often."""
-    from flwr.supernode import start_client_internal as internal
-    from flwr.supernode.cli import flower_supernode
-
-    shorten_waits(installed)
-    if is_known(installed):
+    show_log()
+    if is_known():
         pace = Pace()
+        shorten_waits()
         try_again_after_breaks()
         outlive_errors(pace)
         pace.hold_questions()
-        vars(internal)["time"] = SimpleNamespace(sleep=pace.wait)
+        change_part("time", lambda _: SimpleNamespace(sleep=pace.wait))
     else:
-        print(f"flwr is {installed}, not {VERSION}: it looks for messages as rarely as it likes.", file=sys.stderr)
-    sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
+        print(
+            f"{tell_version()}: this is flower-supernode as it is, which looks for messages every few seconds.",
+            file=sys.stderr,
+        )
+    (command,) = entry_points(group="console_scripts", name="flower-supernode")
+    sys.argv = [command.name, *arguments]
+    command.load()()

@@ -63,6 +63,9 @@ alone (docs/deployment.md of moiety has one).
 $register
 ## Each node
 $carry
+Bring `app` there too, next to `keys`: whoever is responsible for the device reads what it will run, and to export its
+model (below) takes the app as well.
+
 Node 1 (of $count), and its worker in a second terminal:
 
 ```

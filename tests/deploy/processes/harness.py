@@ -127,9 +127,13 @@ class Trial(LocalFederation):
         return out
 
     def finish(self, out: Path, seconds: float = LONG) -> None:
-        """Wait for the end of the run, and see that it is a real one: the ledger is written last."""
+        """Wait for the end of the run, and see that it is a real one: the ledger is written last.
+
+        ``flwr run`` may lose sight of a run that goes on, so the server's process counts, too.
+        """
         self.processes.wait("run", seconds)
-        wait_until((out / "ledger.json").exists, 5, f"the end of {out.name}: {self.processes.log('run')[-2000:]}")
+        wait_until(lambda: not server_processes(self), seconds, f"the end of the server of {out.name}")
+        assert (out / "ledger.json").exists(), self.processes.log("run")[-2000:]
 
     def wait_round(self, out: Path, number: int, seconds: float = LONG) -> None:
         """Wait until the server has finished a round."""

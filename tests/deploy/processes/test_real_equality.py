@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -87,3 +88,28 @@ def test_flowers_own_way_equals_the_simulation_too(tmp_path):
         out = running.submit("public", algorithm="fedalt", rounds=2)
         running.finish(out)
         check_equals_simulation(out, running.folder, "fedalt", 2)
+
+
+OTHER_VERSION = """
+import importlib.metadata, sys
+own = importlib.metadata.version
+def version(name):
+    asked_by = sys._getframe(1).f_globals["__name__"]
+    return "9.9.9" if asked_by == "moiety.deploy.flower_private" else own(name)
+importlib.metadata.version = version
+"""
+
+
+@pytest.mark.skipif(not NIGHTLY, reason="a process for every message: seconds each")
+def test_another_version_of_flower_equals_the_simulation_too(tmp_path):
+    """moiety takes Flower for another version everywhere: the same commands go the public way, with the same bits."""
+    (tmp_path / "sitecustomize.py").write_text(OTHER_VERSION)
+    with Trial(tmp_path / "trial") as running:
+        path = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+        running.environment["PYTHONPATH"] = os.pathsep.join(path)
+        running.start()
+        out = running.submit("other", algorithm="fedalt", rounds=2)
+        running.finish(out)
+        check_equals_simulation(out, running.folder, "fedalt", 2)
+        for process in (NODES[0], f"{NODES[0]}-worker"):
+            assert "flwr is 9.9.9, not 1.41.0" in running.processes.log(process)

@@ -6,6 +6,7 @@ After each, server and devices must be, to the bit, what a simulation of those w
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -133,7 +134,7 @@ def test_a_node_that_lies_is_left_out_and_the_others_go_on(trial):
     turns = [t for t in range(rounds) if client in uniform_cohort(len(NODES), 3, seed=5, round=t)]
     assert len(turns) == len(LIES) + 1
     trial.hold(LAST, "lie")
-    out = trial.submit("liar", **patient(rounds=rounds, deadline=120.0))
+    out = trial.submit("liar", **patient(rounds=rounds, deadline=LONG))  # nobody is away
     trial.finish(out)
     cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
     assert [t for t, cohort in enumerate(cohorts) if client in cohort] == turns[-1:]
@@ -181,12 +182,12 @@ def test_a_clock_that_is_behind_by_a_minute_changes_nothing(trial, tmp_path):
     parts = (LAST, f"{LAST}-worker")
     trial.processes.stop(*parts)
     before = dict(trial.environment)
-    trial.environment["PYTHONPATH"] = str(tmp_path)
+    trial.environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     try:
         trial.start_site(LAST)
     finally:
         trial.environment = before
-    out = trial.submit("skewed", **patient(rounds=4))
+    out = trial.submit("skewed", **patient(rounds=4, deadline=LONG))
     trial.finish(out)
     trial.processes.stop(*parts)
     cohorts = check_equals_simulation(out, trial.folder, "fedalt", 4, LEAST)
@@ -194,29 +195,44 @@ def test_a_clock_that_is_behind_by_a_minute_changes_nothing(trial, tmp_path):
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="more than a minute: so long Flower waits for a sign of life")
-def test_a_worker_that_slept_for_a_minute_takes_part_again(trial):
-    """As on a laptop that was shut: Flower gives the task up, and the worker finds out when it wakes."""
-    rounds, sleeper = 60, trial.processes.running[f"{LAST}-worker"]
+@pytest.mark.parametrize("how", ["slept", "killed"])
+def test_a_worker_that_slept_or_was_killed_takes_part_again(how, trial):
+    """As on a laptop that was shut: Flower gives the task up, and the worker finds out when it wakes.
+
+    Where it was killed alone, its node waits, answers in its place, and gives the next message to a new worker.
+    """
+    name, before = f"{LAST}-worker", len(trial.processes.log(LAST))
+    worker = trial.processes.running[name]
     trial.hold(LAST, "before-storing")
-    out = trial.submit("asleep", **patient(rounds=rounds))
+    out = trial.submit(how, **patient(rounds=ENDLESS))
     trial.wait_held(LAST, "before-storing")
-    sleeper.send_signal(signal.SIGSTOP)
+    if how == "slept":
+        worker.send_signal(signal.SIGSTOP)
+    else:
+        trial.processes.kill(name)
     trial.let_go(LAST, "before-storing")
-    time.sleep(65)
-    sleeper.send_signal(signal.SIGCONT)
-    asleep = rounds_of(out)
-    assert asleep < rounds - 10
-    trial.finish(out)
-    assert sleeper.poll() is None
-    cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
-    assert any(3 in cohort for cohort in cohorts[asleep:])
+    try:
+        wait_until(
+            lambda: "the worker has given no sign" in trial.processes.log(LAST)[before:],
+            LONG,
+            "a task that is given up",
+        )
+    finally:
+        worker.send_signal(signal.SIGCONT)
+    if how == "killed":
+        trial.start_worker(LAST)
+    trial.wait_part(out, LAST)
+    assert (worker.poll() is None) == (how == "slept")
+    kill_server(trial)
+    rounds = end_run(trial, out)
+    check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="a minute: Flower lets a killed node back in after that")
 def test_a_node_that_comes_during_the_run_is_onboarded(trial):
     """Three devices begin, all are asked in every round; the fourth joins, and trains as any client from then on."""
     trial.kill_node(LAST)
-    out = trial.submit("newcomer", **patient(rounds=ENDLESS, clients=3, cohort=None))
+    out = trial.submit("newcomer", **patient(rounds=ENDLESS, clients=3, cohort=None, deadline=LONG))
     trial.wait_round(out, 2)
     before = len(load_roster(out, read_id(out)).members)
     trial.bring_back(LAST)
@@ -250,16 +266,22 @@ def test_a_disk_that_is_full_costs_a_device_rounds_and_nothing_else(trial):
         out = trial.submit("full", **patient(rounds=ENDLESS))
         trial.wait_round(out, 1)
         trial.wait_part(out, LAST)
-        filler = place / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-        trial.wait_part(out, LAST, taken=False)
-        assert "No space left" in trial.processes.log(f"{LAST}-worker")
+        filler, before = place / "filler", len(trial.processes.log(f"{LAST}-worker"))
+
+        def is_refused() -> bool:
+            """Fill the disk, again and again: a file that the device removes leaves room for the next."""
+            with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+            return "No space left" in trial.processes.log(f"{LAST}-worker")[before:]
+
+        wait_until(is_refused, LONG, "a full disk")
         filler.unlink()
         trial.wait_part(out, LAST)
         kill_server(trial)
         rounds = end_run(trial, out)
         check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
+        why = [reason for row in read_history(out) for reason in row.get("dropped_reasons", ())]
+        assert any("No space left on device" in reason for reason in why), why
     finally:
         subprocess.run(["umount", "-l", place], check=True)
