@@ -192,12 +192,11 @@ def _keep_with_theory(setting: Setting, fed: mo.FederatedData, run: mo.Run) -> R
 def ask_theory(setting: Setting, fed: mo.FederatedData, run: mo.Run) -> Row:
     """What ``moiety.advise`` says of every split where stage (b) begins."""
     stages, model = stages_of(setting), run.export()
-    how = {key: setting.fit[key] for key in ("loss", "inputs") if key in setting.fit}
     sizes: dict[str, Any] = {"cohort": stages.cohort, "rounds": stages.personal_rounds, "batch_size": stages.batch_size}
     answers = {}
     for name in setting.splits:
         split = setting.split(name, model)
-        advice = mo.advise(model, fed, split=split, **sizes, **how)
+        advice = mo.advise(model, fed, split=split, **sizes, **setting.task_options)
         answers[name] = {"better": advice.better, "factor": advice.factor, "low": advice.low, "high": advice.high}
         answers[name]["chi"] = advice.chi
     return answers
@@ -263,18 +262,22 @@ class Pilot:
         return merge([self.results[pilot_key(self.setting, s, name)] for s in stages_of(self.setting).pilot_seeds])
 
     @property
+    def _grids(self) -> dict[str, tuple[float, ...]]:
+        """The values that were tried, by family."""
+        grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
+        return {**grids, DITTO: stages_of(self.setting).weights}
+
+    @property
     def scores(self) -> dict[str, dict[str, float]]:
         """Validation scores by family and rate."""
-        grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
-        grids[DITTO] = stages_of(self.setting).weights
-        return {name: {f"{v:g}": score(self._rows(f"{name}-{v:g}")) for v in grid} for name, grid in grids.items()}
+        return {
+            name: {f"{v:g}": score(self._rows(f"{name}-{v:g}")) for v in grid} for name, grid in self._grids.items()
+        }
 
     @property
     def rates(self) -> dict[str, float]:
         """The value that was chosen in each family."""
-        grids = {name: grid for name, (grid, _) in families_of(self.setting).items()}
-        grids[DITTO] = stages_of(self.setting).weights
-        return {n: choose_rate(grid, {v: self._rows(f"{n}-{v:g}") for v in grid}) for n, grid in grids.items()}
+        return {n: choose_rate(grid, {v: self._rows(f"{n}-{v:g}") for v in grid}) for n, grid in self._grids.items()}
 
     def best(self, name: str) -> float:
         """The validation score of a family at the value that was chosen."""
