@@ -2,12 +2,14 @@ import ctypes
 import gc
 import logging
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis  # noqa: F401  # before the freeze below: plugins of it ask the collector who holds an object
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +61,31 @@ def pytest_collection_finish():
     """Leave what is alive before the first test out of the search for cycles."""
     gc.collect()
     gc.freeze()
+
+
+def seed_global_generators():
+    """Let draws from the generators of a process (``torch.randn``, a layer's weights) not depend on other tests."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+def pytest_collectstart(collector):
+    """A file draws at import what it would draw by itself."""
+    if isinstance(collector, pytest.Module):
+        seed_global_generators()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Fixtures that several tests share draw the same, whichever test is the first to ask for them."""
+    seed_global_generators()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    """A test draws the same, whether its shared fixtures were made before or are new."""
+    seed_global_generators()
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -151,7 +151,7 @@ def proper_fraction(name: str, value: object) -> None:
 
 
 def kind(name: str, value: object, types: type | tuple[type, ...], described: str, hint: str = "") -> None:
-    """Raise unless ``value`` is of one of the ``wanted`` types."""
+    """Raise unless ``value`` is of one of these types."""
     if not isinstance(value, types):  # the text of a large value takes a while to make
         refuse(name, described, f"{value!r:.60} ({type(value).__name__})", hint)
 

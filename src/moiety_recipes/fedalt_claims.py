@@ -95,6 +95,16 @@ class Comparison:
         """The step of each value of a sweep."""
         return {value: name_sweep(self.setting.stages, sweep, value) for value in sweep.values}
 
+    def summarise_sweeps(self) -> dict[str, Row]:
+        """By option: the split that was swept, and a row for each value."""
+        return {
+            sweep.option: {
+                "split": sweep.split,
+                "rows": mo.analysis.sweep({v: self.changes(step) for v, step in self.sweep_steps(sweep).items()}),
+            }
+            for sweep in self.setting.stages.sweeps
+        }
+
     def order(self, steps: Sequence[str]) -> list[str]:
         """The steps, the best first, by their mean over seeds."""
         return sorted(steps, key=lambda step: -self.sign * sum(self.scores(step)))
@@ -115,9 +125,10 @@ class Comparison:
         return rates, trials
 
 
-def describe_setting(comparison: Comparison, families: Families) -> Row:
-    """What a setting is, and the rates of its runs."""
-    rates, trials = comparison.rates(families)
+def describe_setting(
+    comparison: Comparison, rates: Mapping[str, float], trials: Mapping[str, Mapping[str, float | None]]
+) -> Row:
+    """What a setting is, the rates of its runs, and the validation scores behind them."""
     return {
         "setting": comparison.setting.name,
         "title": comparison.setting.title,
@@ -132,23 +143,14 @@ def describe_setting(comparison: Comparison, families: Families) -> Row:
 def summarise(comparison: Comparison, families: Families) -> Row:
     """All numbers of one setting."""
     setting, memory = comparison.setting, comparison.results[comparison.setting.name, "memory"]["rows"]
-    sweeps = {
-        sweep.option: {
-            "split": sweep.split,
-            "rows": mo.analysis.sweep(
-                {v: comparison.changes(step) for v, step in comparison.sweep_steps(sweep).items()}
-            ),
-        }
-        for sweep in setting.stages.sweeps
-    }
     return {
-        **describe_setting(comparison, families),
+        **describe_setting(comparison, *comparison.rates(families)),
         "higher_is_better": comparison.sign == 1,
         "margin": setting.margin,
         "scores": {step: summarise_step(comparison, step) for step in comparison.steps},
         "claims": list(judge(comparison, memory)),
         "memory": memory,
-        "sweeps": sweeps,
+        "sweeps": comparison.summarise_sweeps(),
     }
 
 

@@ -24,7 +24,8 @@ from typing import Any
 import moiety as mo
 from moiety.experiments import Experiment
 from moiety_recipes import fedalt_page, fedalt_stages
-from moiety_recipes.fedalt_stages import LONGER_AND_SWEPT, ONE_DEAL, Paper, Plan, Setting, Stages, Sweep, split_layers
+from moiety_recipes.fedalt_page import LONGER_AND_SWEPT, ONE_DEAL
+from moiety_recipes.fedalt_stages import Paper, Plan, Setting, Stages, Sweep, split_layers
 from moiety_recipes.pictures import average_pixels, choose_clients, replace_pictures
 
 EMNIST = Paper(

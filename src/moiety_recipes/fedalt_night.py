@@ -217,12 +217,11 @@ def _keep_with_theory(setting: Setting, fed: mo.FederatedData, run: mo.Run) -> R
 def ask_theory(setting: Setting, fed: mo.FederatedData, run: mo.Run) -> Row:
     """What ``moiety.advise`` says of every split where stage (b) begins."""
     stages, model = stages_of(setting), run.export()
-    how = {key: setting.fit[key] for key in ("loss", "inputs") if key in setting.fit}
     sizes: dict[str, Any] = {"cohort": stages.cohort, "rounds": stages.personal_rounds, "batch_size": stages.batch_size}
     answers = {}
     for name in setting.splits:
         split = setting.split(name, model)
-        advice = mo.advise(model, fed, split=split, **sizes, **how)
+        advice = mo.advise(model, fed, split=split, **sizes, **setting.task_options)
         answers[name] = {"better": advice.better, "factor": advice.factor, "low": advice.low, "high": advice.high}
         answers[name]["chi"] = advice.chi
     return answers

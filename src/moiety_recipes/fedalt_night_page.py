@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import moiety as mo
 from moiety.experiments import Page, Results, Row, Section
 from moiety_recipes.claims import show_needed
-from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, summarise_step
+from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, describe_setting, summarise_step
 from moiety_recipes.fedalt_night import DEAL, Pilot, stages_of, sweep_steps
 from moiety_recipes.fedalt_page import (
     HURT,
@@ -63,24 +63,9 @@ def summarise(comparison: Comparison, pilot: Pilot) -> Row:
     """All numbers of one setting."""
     setting = comparison.setting
     answers = answer(comparison, pilot)
-    steps = {
-        sweep.option: {
-            "split": sweep.split,
-            "rows": mo.analysis.sweep(
-                {v: comparison.changes(step) for v, step in comparison.sweep_steps(sweep).items()}
-            ),
-        }
-        for sweep in setting.stages.sweeps
-    }
     gain = comparison.sign * pilot.more
     return {
-        "setting": setting.name,
-        "title": setting.title,
-        "metric": comparison.metric,
-        "clients": len(comparison.steps["fedavg"]["clients"]),
-        "seeds": list(comparison.seeds),
-        "rates": pilot.rates,
-        "tried": pilot.scores,
+        **describe_setting(comparison, pilot.rates, pilot.scores),
         "margin": setting.margin,
         "best": choose_split(comparison, pilot),
         "parts": measure_parts(comparison),
@@ -91,7 +76,7 @@ def summarise(comparison: Comparison, pilot: Pilot) -> Row:
         "finals": {split: comparison.scores(f"{split}-fedalt-final") for split in setting.splits},
         "theory": comparison.steps["fedavg"].get("theory") or {},
         "memory": comparison.results[setting.name, "memory"]["rows"],
-        "sweeps": steps,
+        "sweeps": comparison.summarise_sweeps(),
         "sign": comparison.sign,
         "commonest": measure_commonest(setting.data(DEAL)) if comparison.sign == 1 else None,
     }

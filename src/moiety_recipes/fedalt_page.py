@@ -23,6 +23,12 @@ ABOUT = (
     " so by the test scores shown here, which favours it."
 )
 HURT = "Clients whose test score is worse than with FedAvg in the same seed; the last three columns count clients."
+ONE_DEAL = "One deal of the data serves all seeds, as in the paper; they differ in first weights, cohorts and shuffles."
+LONGER_AND_SWEPT = (
+    "FedAvg, longer: as many rounds more as FedAlt and FedSim have, which the paper does not show. What it gains"
+    " on FedAvg, FedAlt and FedSim may gain by longer training of the shared part alone.",
+    "What is swept is the finetuning from FedAvg, not FedAlt's own training.",
+)
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:

@@ -25,7 +25,7 @@ from moiety.experiments import Experiment
 from moiety_recipes import fedalt_night, fedalt_night_page
 from moiety_recipes.fedalt_night import Night, plan_night
 from moiety_recipes.fedalt_speech import describe_transformer
-from moiety_recipes.fedalt_stages import Paper, Plan, Setting, Sweep
+from moiety_recipes.fedalt_stages import NO_SUCH_TASK, Plan, Setting, Sweep
 from moiety_recipes.pictures import average_pixels, choose_clients
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ CONTEXT = 5
 """How many characters the next one is told from."""
 LETTERS = 82
 """How many characters there are in the plays."""
-OTHER_TASK = Paper(task="no such task", table={}, baselines={})
 
 
 def perceptron(
@@ -89,7 +88,7 @@ def _dense(
             "adapter": partial(mo.split.adapters, targets="hidden*", width=4),
         },
         stages=stages,
-        paper=OTHER_TASK,
+        paper=NO_SUCH_TASK,
         margin=MARGIN,
         notes=lambda stages: [*notes, stages.sizes],
     )

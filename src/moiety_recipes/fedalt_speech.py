@@ -25,7 +25,8 @@ from typing import Any
 import moiety as mo
 from moiety.experiments import Experiment
 from moiety_recipes import fedalt_page, fedalt_stages
-from moiety_recipes.fedalt_stages import ONE_DEAL, Paper, Plan, Setting, Stages, split_layers
+from moiety_recipes.fedalt_page import ONE_DEAL
+from moiety_recipes.fedalt_stages import NO_SUCH_TASK, Paper, Plan, Setting, Stages, split_layers
 from moiety_recipes.pictures import average_pixels
 
 LIBRISPEECH = Paper(
@@ -33,7 +34,6 @@ LIBRISPEECH = Paper(
     table={"input": (None, 15.13, 15.47), "output": (None, 15.53, 15.51), "adapter": (None, 15.50, 15.54)},
     baselines={"finetune": 15.55},
 )
-NO_SUCH_TASK = Paper(task="no such task", table={}, baselines={})
 PARTS: dict[str, Any] = {"test": 0.3, "validation": 0.14}
 """Shares of a speaker's rows: the paper tests on about 30% of the audio, and holds out 20% of the rest for tuning."""
 

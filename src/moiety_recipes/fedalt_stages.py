@@ -33,12 +33,6 @@ FULL = "full"
 LONGER = "fedavg-longer"
 METHODS = ("fedalt", "fedsim")
 """The methods of stage (b) with a personal part, as ``moiety`` names them."""
-ONE_DEAL = "One deal of the data serves all seeds, as in the paper; they differ in first weights, cohorts and shuffles."
-LONGER_AND_SWEPT = (
-    "FedAvg, longer: as many rounds more as FedAlt and FedSim have, which the paper does not show. What it gains"
-    " on FedAvg, FedAlt and FedSim may gain by longer training of the shared part alone.",
-    "What is swept is the finetuning from FedAvg, not FedAlt's own training.",
-)
 Rates = Mapping[str, float]
 """Client learning rates by the steps' names: ``fedavg``, and for each split ``split-method``."""
 Splits = Mapping[str, "Callable[[nn.Module], mo.Split]"]
@@ -122,6 +116,9 @@ class Paper:
     memory: Mapping[str, float] = field(default_factory=dict)
 
 
+NO_SUCH_TASK = Paper(task="no such task", table={}, baselines={})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """One data set with one model at one scale.
@@ -147,6 +144,11 @@ class Setting:
     def split(self, name: str, model: nn.Module) -> mo.Split:
         """The split of the model that has this name, or that keeps all of it personal."""
         return mo.split.everything(model) if name == FULL else self.splits[name](model)
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """The loss and the inputs, where the setting has its own."""
+        return {key: self.fit[key] for key in ("loss", "inputs") if key in self.fit}
 
     def seeds(self, seeds: Sequence[int]) -> range:
         """Its own number of seeds, from the first one on."""
@@ -409,6 +411,5 @@ def measure_memory(setting: Setting, fed: mo.FederatedData, seed: int) -> Row:
 
     model = setting.model(seed=seed)
     batch = {name: torch.as_tensor(column[:1]) for name, column in fed.at(0).items()}
-    how = {key: setting.fit[key] for key in ("loss", "inputs") if key in setting.fit}
     splits = {name: setting.split(name, model) for name in setting.splits}
-    return {"rows": mo.analysis.memory_rows(model, splits, batch, **how)}
+    return {"rows": mo.analysis.memory_rows(model, splits, batch, **setting.task_options)}

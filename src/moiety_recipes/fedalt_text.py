@@ -20,7 +20,8 @@ from typing import Any
 import moiety as mo
 from moiety.experiments import Experiment
 from moiety_recipes import fedalt_page, fedalt_stages
-from moiety_recipes.fedalt_stages import LONGER_AND_SWEPT, ONE_DEAL, Paper, Plan, Setting, Stages, Sweep
+from moiety_recipes.fedalt_page import LONGER_AND_SWEPT, ONE_DEAL
+from moiety_recipes.fedalt_stages import Paper, Plan, Setting, Stages, Sweep
 
 STACK_OVERFLOW = Paper(
     task="Stack Overflow",

@@ -246,8 +246,8 @@ ABOUT = (
     " interval of the mean over seeds (Student's t)."
 )
 CHOSEN = (
-    "Every method begins with the same factors, with equal work, by the log-loss on validation rows of a pilot seed that"
-    " is not reported. Where the best is at an end, the search goes on there, by at most three factors. A factor"
+    "Every method begins with the same factors, with equal work, by the log-loss on validation rows of a pilot seed"
+    " that is not reported. Where the best is at an end, the search goes on there, by at most three factors. A factor"
     " multiplies all rates of a method; for FedSOUL that of the server's Adam and the step of the chains. The same"
     " factor serves equal rounds."
 )

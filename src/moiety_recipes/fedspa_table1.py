@@ -25,14 +25,7 @@ from moiety_recipes.fedspa_page import (
     draw_bytes,
     show_accuracies,
 )
-from moiety_recipes.fedspa_rounds import (
-    CENSORED,
-    PRINTED_TARGETS,
-    judge_rounds,
-    list_columns,
-    list_rounds,
-    show_rounds,
-)
+from moiety_recipes.fedspa_rounds import CENSORED, PRINTED_TARGETS, judge_rounds, list_columns, list_rounds, show_rounds
 from moiety_recipes.fedspa_tasks import (
     DIGITS,
     DITTO,

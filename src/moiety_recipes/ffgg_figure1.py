@@ -37,15 +37,7 @@ from moiety.experiments import (
     count_verdicts,
 )
 from moiety_recipes import ffgg_figure1_limits as limits
-from moiety_recipes.ffgg_figure1_problem import (
-    THETA,
-    Quadratics,
-    Size,
-    build_split,
-    build_task,
-    deal,
-    draw_problem,
-)
+from moiety_recipes.ffgg_figure1_problem import THETA, Quadratics, Size, build_split, build_task, deal, draw_problem
 
 OTHERS = ("SCAFFOLD", "Local GD", "L2GD")
 ERRORS = {

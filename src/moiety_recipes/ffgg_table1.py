@@ -153,7 +153,7 @@ def summarise(comparison: Comparison) -> Row:
     """All numbers of one setting."""
     setting = comparison.setting
     return {
-        **describe_setting(comparison, list_families(setting)),
+        **describe_setting(comparison, *comparison.rates(list_families(setting))),
         "task": NEAREST[setting.name]["task"],
         "rows": list(tabulate(comparison)),
         "claims": list(judge(comparison)),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from cli_command import PERSONAL, call, start
+from waiting import LONG, wait_until
 
 import moiety as mo
 
@@ -27,13 +27,13 @@ def read_address(process: subprocess.Popen[str]) -> str:
 
 
 def fetch(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=30) as answer:
+    with urllib.request.urlopen(address, timeout=LONG) as answer:
         return answer.read().decode()
 
 
 def stop(process: subprocess.Popen[str]) -> tuple[int, str]:
     process.send_signal(signal.SIGINT)
-    _, problem = process.communicate(timeout=60)
+    _, problem = process.communicate(timeout=LONG)
     return process.returncode, problem
 
 
@@ -62,10 +62,7 @@ def test_a_live_run_shows_its_rounds_and_ends_where_it_is_interrupted(tmp_path: 
     process = start("run", "first.toml", "--out", "run", "--live", cwd=tmp_path)
     try:
         address = read_address(process)
-        until, words = time.monotonic() + 120, None
-        while not words and time.monotonic() < until:
-            words = re.search(r"<h1>Round (\d+) of 1000000: accuracy", fetch(address))
-            time.sleep(0.2)
+        words = wait_until(lambda: re.search(r"<h1>Round (\d+) of 1000000: accuracy", fetch(address)), pause=0.2)
         assert int(words[1]) >= 5
         assert int(words[1]) % 5 == 0
         code, problem = stop(process)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_command import PERSONAL, call, one_line
+from waiting import LONG
 
 import moiety as mo
 from moiety.cli.live import make_server
@@ -93,7 +94,7 @@ def serve(folder: Path) -> Iterator[int]:
 
 
 def ask(port: int, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
     connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
     answer = connection.getresponse()
     text = answer.read().decode()

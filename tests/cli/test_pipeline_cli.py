@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import tomllib
 from pathlib import Path
 
 import pytest
 from cli_command import PERSONAL, SMALL, Result, call, one_line, start
+from waiting import wait_until
 
 from moiety.experiments.config import assign
 from moiety.run.folder import read_clients, read_config, read_history
@@ -160,9 +160,7 @@ def test_killed_in_the_second_stage_and_continued(capsys, cwd):
     rounds = ["--set", "stage.2.rounds=40", "--set", "stage.2.checkpoint_every=7"]
     process = start("run", "three.toml", "-q", *rounds, cwd=cwd)
     history = cwd / "runs/three/2-fedalt/history.jsonl"
-    limit = time.monotonic() + 300
-    while not history.exists() and time.monotonic() < limit:
-        time.sleep(0.01)
+    assert wait_until(history.exists)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=300)
     assert process.returncode in (-signal.SIGKILL, 0)  # a busy machine may look up too late

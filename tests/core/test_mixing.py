@@ -11,8 +11,6 @@ from torch import nn
 
 from moiety.task.mixing import MixedModel, mix_outputs, mix_parameters
 
-RNG = np.random.default_rng(0)
-
 
 def softmax(z):
     e = np.exp(z - z.max(-1, keepdims=True))
@@ -21,7 +19,8 @@ def softmax(z):
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "next_token", "ctc"])
 def test_probabilities_are_mixed(loss):
-    a, b = RNG.normal(size=(2, 6, 5, 4)) * 3
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 6, 5, 4)) * 3
     logits = mix_outputs(loss, torch.tensor(a), torch.tensor(b), 0.25).numpy()
     probabilities = 0.75 * softmax(a) + 0.25 * softmax(b)
     assert np.allclose(softmax(logits), probabilities, atol=1e-12)
@@ -31,7 +30,8 @@ def test_probabilities_are_mixed(loss):
 
 
 def test_one_logit_and_numbers():
-    a, b = RNG.normal(size=(2, 7)) * 4
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 7)) * 4
     logits = mix_outputs("binary_cross_entropy", torch.tensor(a), torch.tensor(b), 0.5).numpy()
     assert np.allclose(1 / (1 + np.exp(-logits)), 0.5 / (1 + np.exp(-a)) + 0.5 / (1 + np.exp(-b)))
     assert np.allclose(mix_outputs("mse", torch.tensor(a), torch.tensor(b), 0.75).numpy(), 0.25 * a + 0.75 * b)
@@ -40,8 +40,9 @@ def test_one_logit_and_numbers():
 
 
 def test_a_module_of_two_models_and_parameters_in_between():
+    rng = np.random.default_rng(0)
     shared, personal = nn.Linear(3, 2), nn.Linear(3, 2)
-    x = torch.tensor(RNG.normal(size=(5, 3)), dtype=torch.float32)
+    x = torch.tensor(rng.normal(size=(5, 3)), dtype=torch.float32)
     with torch.no_grad():
         logits = MixedModel(shared, personal, 0.5, "cross_entropy")(x).numpy()
         probabilities = (softmax(shared(x).numpy()) + softmax(personal(x).numpy())) / 2

@@ -19,7 +19,6 @@ from moiety.errors import MoietyError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*results are not of that data set")
 
-RNG = np.random.default_rng(0)
 Write = Callable[..., None]
 
 
@@ -31,7 +30,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def pixels(*shape: int) -> np.ndarray:
-    return RNG.integers(0, 256, shape).astype(np.uint8)
+    return np.random.default_rng(shape).integers(0, 256, shape).astype(np.uint8)
 
 
 def labels(n: int, classes: int) -> np.ndarray:
@@ -86,7 +85,8 @@ def test_tables_with_a_test_set(write: Write, name: str, features: int, classes:
 
 @pytest.mark.parametrize(("name", "features", "classes"), [("letter", 16, 26), ("shuttle", 9, 7)])
 def test_tables_whose_first_rows_train(write: Write, name: str, features: int, classes: int) -> None:
-    x = RNG.integers(-900, 900, (60, features)).astype(np.int16)
+    rng = np.random.default_rng(0)
+    x = rng.integers(-900, 900, (60, features)).astype(np.int16)
     write(f"{name}.npz", X=x, y=labels(60, classes), n_train=np.int64(45))
     source = SOURCES[name]()
     assert source.test is not None
@@ -99,15 +99,17 @@ def test_tables_whose_first_rows_train(write: Write, name: str, features: int, c
 
 
 def test_isolet(write: Write) -> None:
-    x = RNG.normal(size=(20, 617)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 617)).astype(np.float32)
     write("isolet1.npz", X=x, y=labels(20, 26), client=np.repeat([0, 1], 10).astype(np.uint8))
     assert SOURCES["isolet"]().standardise == 617
     assert load("isolet").columns["x"].shape == (20, 617)
 
 
 def test_uci_har(write: Write) -> None:
-    signals = RNG.normal(size=(12, 9, 64)).astype(np.float16)
-    statistics = RNG.normal(5, 3, size=(12, 108)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    signals = rng.normal(size=(12, 9, 64)).astype(np.float16)
+    statistics = rng.normal(5, 3, size=(12, 108)).astype(np.float32)
     client = np.repeat([0, 1], 6).astype(np.uint8)
     write("uci_har_inertial.npz", X=signals, F=statistics, y=labels(12, 6), client=client)
     raw = load("uci_har", test=0)
@@ -121,7 +123,8 @@ def test_uci_har(write: Write) -> None:
 
 def test_covtype(write: Write) -> None:
     """Ten numbers are standardised, and a constant one becomes 0; soil 3 is flag 3 of forty and stays 0 or 1."""
-    x = RNG.integers(0, 500, (8, 10)).astype(np.int16)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 500, (8, 10)).astype(np.int16)
     x[:, 0] = 7
     soil, client = np.array([3, 0, 39, 3, 1, 1, 2, 0], dtype=np.uint8), np.repeat([0, 1], 4).astype(np.uint8)
     write("covtype15k.npz", X=x, soil=soil, y=labels(8, 7), client=client)

@@ -73,9 +73,10 @@ def test_rows_are_those_that_from_arrays_makes_of_the_same_columns() -> None:
 
 @pytest.mark.parametrize("missing", ["mean", "median", "indicator"])
 def test_filling_is_that_of_scikit_learn_on_training_rows(missing: str) -> None:
-    frame = NUMBERS[["site", "row", "y"]].assign(age=RNG.normal(size=N), ward=RNG.choice(["u", "v", "w"], N))
+    rng = np.random.default_rng(2)
+    frame = NUMBERS[["site", "row", "y"]].assign(age=rng.normal(size=N), ward=rng.choice(["u", "v", "w"], N))
     age, ward = frame["age"].to_numpy().copy(), frame["ward"].to_numpy(dtype=object)
-    age[RNG.random(N) < 0.3], ward[RNG.random(N) < 0.2] = np.nan, None
+    age[rng.random(N) < 0.3], ward[rng.random(N) < 0.2] = np.nan, None
     frame = frame.assign(age=age, ward=ward)
     order = load(frame, features=["row"]).columns["x"][:, 0].astype(int)  # where each row of the table went
     fed = load(frame, features=["age", "ward"], missing=missing, standardise=True)
@@ -163,7 +164,8 @@ def test_targets(y: Any, task: str | None, names: tuple[str, ...], expected: lis
 
 @pytest.mark.parametrize("most", [50, 130, 299])
 def test_clients_are_split_alike_however_many_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = NUMBERS.assign(y=RNG.choice(["ill", "well"], N, p=[0.7, 0.3]))
+    rng = np.random.default_rng(2)
+    frame = NUMBERS.assign(y=rng.choice(["ill", "well"], N, p=[0.7, 0.3]))
     whole = load(frame, test=0.3, validation=0.2)
     monkeypatch.setattr("moiety.data.parts.ROWS_AT_ONCE", most)
     some = load(frame, test=0.3, validation=0.2)
@@ -180,7 +182,8 @@ def test_clients_are_split_alike_however_many_at_a_time(most: int, monkeypatch: 
 
 
 def test_by_time_every_client_is_tested_on_its_last_rows() -> None:
-    when = pd.Timestamp("2024-01-01") + pd.to_timedelta(RNG.permutation(N), unit="h")
+    rng = np.random.default_rng(2)
+    when = pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.permutation(N), unit="h")
     frame = NUMBERS.assign(when=when, hours=(when - pd.Timestamp("2024-01-01")) / pd.Timedelta("1h"))
     fed = load(frame, features=["hours"], time="when", test=0.3, validation=0.2)
     for client in range(len(fed)):
@@ -192,7 +195,8 @@ def test_by_time_every_client_is_tested_on_its_last_rows() -> None:
 
 
 def test_by_group_no_group_of_a_client_is_in_two_parts() -> None:
-    frame = NUMBERS.assign(patient=RNG.integers(40, size=N))
+    rng = np.random.default_rng(2)
+    frame = NUMBERS.assign(patient=rng.integers(40, size=N))
     fed = load(frame.assign(copy=frame["patient"]), features=["copy"], group="patient", test=0.25, validation=0.25)
     for client in range(len(fed)):
         groups = [set(fed.at(client, part)["x"][:, 0]) for part in ("train", "validation", "test")]
@@ -222,7 +226,8 @@ def test_what_unseen_clients_have_changes_nothing_for_training() -> None:
 
 
 def test_files_frames_blocks_and_places_of_storage_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = NUMBERS.assign(ward=RNG.choice(["u", "v"], N), w=RNG.random(N)).drop(columns="far")
+    rng = np.random.default_rng(2)
+    frame = NUMBERS.assign(ward=rng.choice(["u", "v"], N), w=rng.random(N)).drop(columns="far")
     frame.loc[::7, "small"] = np.nan
     options: dict[str, Any] = {"missing": "median", "weights": "w", "unseen_clients": 0.2, "validation": 0.1}
     fingerprint = load(frame, **options).fingerprint()
@@ -285,7 +290,8 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_folder_keeps_what_was_fitted_and_who_is_unseen(tmp_path: Path) -> None:
-    frame = NUMBERS.assign(y=RNG.choice(["ill", "well"], N))
+    rng = np.random.default_rng(2)
+    frame = NUMBERS.assign(y=rng.choice(["ill", "well"], N))
     fed = load(frame, standardise=True, unseen_clients=0.2)
     fed.save(tmp_path / "saved")
     again = open_folder(tmp_path / "saved")
@@ -300,7 +306,8 @@ def test_a_folder_keeps_what_was_fitted_and_who_is_unseen(tmp_path: Path) -> Non
 
 
 def test_a_renamed_class_is_another_data_set() -> None:
-    frame = NUMBERS.assign(y=RNG.choice(["ill", "well"], N))
+    rng = np.random.default_rng(2)
+    frame = NUMBERS.assign(y=rng.choice(["ill", "well"], N))
     old, new = load(frame), load(frame.replace({"well": "yell"}))
     assert new.explain_difference(old.digest()).startswith("other names of classes")
 
@@ -350,9 +357,10 @@ def test_describe_by_hand() -> None:
 
 
 def test_duplicates_are_those_of_a_set_of_rows() -> None:
+    rng = np.random.default_rng(2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        frame = pd.DataFrame({"site": RNG.integers(6, size=200), "p": RNG.integers(8, size=200), "q": -0.5, "y": 1.5})
+        frame = pd.DataFrame({"site": rng.integers(6, size=200), "p": rng.integers(8, size=200), "q": -0.5, "y": 1.5})
         fed = from_frame(frame, client="site", target="y", test=0.5)
     where: dict[Any, set[Any]] = {}
     for client in range(len(fed)):

@@ -19,7 +19,6 @@ from moiety.deploy.mailbox import Mailbox
 from moiety.deploy.server import serve
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-_numbers = itertools.count(1)
 
 
 class LocalGrid(Grid):
@@ -34,6 +33,7 @@ class LocalGrid(Grid):
             message
         )
         self.lazy = False
+        self.numbers = itertools.count(1)
 
     def set_run(self, run: Any) -> None: ...
 
@@ -60,7 +60,7 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         tickets = []
         for message in messages:
-            ticket = f"m{next(_numbers)}"
+            ticket = f"m{next(self.numbers):06}"
             message.metadata.__dict__["_message_id"] = ticket
             self.waiting[ticket] = message
             tickets.append(ticket)
@@ -68,7 +68,7 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = []
-        for ticket in message_ids:
+        for ticket in sorted(message_ids):  # a set comes in another order in each process
             if ticket in self.waiting:
                 message = self.waiting.pop(ticket)
                 answer = self.deliver(message, self.call)

@@ -28,7 +28,7 @@ class SlowGrid(LocalGrid):
         return str(self.nodes[message.metadata.dst_node_id]["name"])
 
     def pull_messages(self, message_ids: Any) -> Any:
-        waiting = [ticket for ticket in message_ids if ticket in self.waiting]
+        waiting = sorted(ticket for ticket in message_ids if ticket in self.waiting)
         trains = [t for t in waiting if self.waiting[t].metadata.message_type == "train"]
         if trains and len(trains) == len(waiting):
             trains = [t for t in trains if self.name_of(self.waiting[t]) == self.first] or trains

@@ -65,7 +65,7 @@ def fit(
 
 def sweep(out: Path) -> None:
     """Begin a sweep of four runs, two at a time, or go on with it; a run of a killed one may end a moment later."""
-    for _ in range(100):
+    for _ in range(3_000):
         try:
             mo.sweep(sweep_arguments, {"lr": [0.1, 0.3]}, seeds=2, out=out)
             return
@@ -73,7 +73,7 @@ def sweep(out: Path) -> None:
             if "in use" not in str(error):
                 raise
         time.sleep(0.1)
-    sys.exit(f"{out}: a run of a killed sweep goes on for ten seconds")
+    sys.exit(f"{out}: a run of a killed sweep goes on for five minutes")
 
 
 def sweep_arguments(point: dict[str, Any]) -> dict[str, Any]:

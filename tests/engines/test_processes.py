@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_settings import with_settings
 from torch import Tensor, nn
+from waiting import wait_until
 
 import moiety as mo
 from moiety import tree
@@ -504,16 +504,6 @@ from test_processes import fit, mlp
 wait = lambda run, record: time.sleep(300 * (record.round == 3))
 fit("processes:sequential", model=mlp(), rounds=5, workers=3, out=sys.argv[1], callbacks=[wait])
 """
-
-
-def wait_until(condition: Any, seconds: float = 300.0) -> bool:
-    """Whether it becomes true in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def lines(path: Path) -> int:

@@ -129,7 +129,8 @@ def test_unseen_clients_are_tested_with_the_model_that_onboard_makes(tmp_path: P
 
 
 def test_weights_are_as_rows_that_come_several_times() -> None:
-    x, counts = RNG.normal(size=(12, 2)), RNG.integers(1, 4, 12)
+    rng = np.random.default_rng(6)
+    x, counts = rng.normal(size=(12, 2)), rng.integers(1, 4, 12)
     frame = pd.DataFrame({"c": ["a"] * 12, "p": x[:, 0], "q": x[:, 1], "y": x @ [1.0, -2.0] + 0.3, "w": 5.0 * counts})
     copies = frame.loc[np.repeat(np.arange(12), counts)].drop(columns="w")
     runs = []
@@ -147,7 +148,8 @@ def test_weights_are_as_rows_that_come_several_times() -> None:
 
 
 def test_engines_agree_on_weights() -> None:
-    fed = load(FRAME.assign(w=RNG.random(N)), missing="mean", weights="w")
+    rng = np.random.default_rng(6)
+    fed = load(FRAME.assign(w=rng.random(N)), missing="mean", weights="w")
     model = mo.models.mlp(fed.columns["x"].shape[1], 2, hidden=(6,), seed=0)
     algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=7), personal=mo.sgd(0.1, batch_size=7, epochs=2))
     split = mo.split.output_layer(model)  # the personal part is trained on features that are computed once
@@ -219,7 +221,8 @@ def test_what_onboard_and_fit_refuse(run: mo.Run) -> None:
 
 
 def test_arrays_have_predictions_too() -> None:
-    x = RNG.normal(size=(40, 3)).astype("float32")
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(40, 3)).astype("float32")
     fed = mo.data.from_arrays({"x": x, "y": (x[:, 0] > 0).astype(int)}, client=np.arange(40) % 2)
     model = mo.models.linear(3, 2)
     run = mo.fit(model, fed, mo.fedavg(shared=0.5), rounds=3, engine="sequential")

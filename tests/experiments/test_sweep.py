@@ -7,9 +7,9 @@ import functools
 import json
 import os
 import signal
-import time
 
 import pytest
+from waiting import wait_until
 
 import moiety as mo
 from moiety.errors import MoietyError
@@ -62,14 +62,16 @@ def test_means_and_intervals_are_those_of_fit_by_hand(whole):
 
 def go_on(folder):
     """The sweep continued; the run of the killed one may hold its folder for a moment longer."""
-    for _ in range(100):
+
+    def try_again():
         try:
             return mo.sweep(copy.deepcopy(TABLES), GRID, seeds=2, out=folder, jobs=1)
         except MoietyError as error:
             if "in use" not in str(error):
                 raise
-        time.sleep(0.1)
-    raise AssertionError("the run of a killed sweep goes on for ten seconds")
+            return None
+
+    return wait_until(try_again, pause=0.1)
 
 
 def test_a_sweep_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path, whole):

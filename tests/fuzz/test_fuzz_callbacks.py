@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzz_classes import SLOW_CASES, check_counts, classify, slowly_fuzzed
+from fuzz_classes import SLOW_CASES, classify, counted, slowly_fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +70,7 @@ def same_rows(history: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
     return plain(history) == plain(expected)
 
 
+@counted("early stopping", SLOW_CASES)
 @slowly_fuzzed
 @given(
     st.sampled_from(COUNTS),
@@ -129,6 +130,7 @@ OWN: dict[str, Any] = {
 }
 
 
+@counted("CSV and own callbacks", min(SLOW_CASES, len(PLACES) * len(OWN) * 4))  # at night all that there are
 @slowly_fuzzed
 @given(st.sampled_from(PLACES), st.sampled_from(sorted(OWN)), st.booleans(), st.sampled_from([1, 2]))
 def test_csv_and_callbacks_of_ones_own(path: Any, own: str, kept: bool, every: int) -> None:
@@ -153,8 +155,3 @@ def test_csv_and_callbacks_of_ones_own(path: Any, own: str, kept: bool, every: i
         classify("CSV and own callbacks", call, is_right)
     finally:
         shutil.rmtree(place)
-
-
-def test_as_many_cases_as_stated() -> None:
-    every = len(PLACES) * len(OWN) * 4  # at night all that there are
-    check_counts({"early stopping": SLOW_CASES, "CSV and own callbacks": min(SLOW_CASES, every)})

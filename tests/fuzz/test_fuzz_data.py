@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzz_classes import CASES, check_counts, classify, fuzzed
+from fuzz_classes import CASES, classify, counted, fuzzed
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
@@ -78,6 +78,7 @@ def mutate_column(draw: Any, values: np.ndarray) -> Any:
     return values
 
 
+@counted("arrays", CASES)
 @fuzzed
 @given(st.data())
 def test_arrays(data: st.DataObject) -> None:
@@ -148,6 +149,7 @@ def place() -> Any:
     shutil.rmtree(path)
 
 
+@counted("npz", CASES)
 @fuzzed
 @given(st.data())
 def test_npz(place: Path, data: st.DataObject) -> None:
@@ -201,6 +203,7 @@ META: list[Any] = [
 ]
 
 
+@counted("data folders", CASES)
 @fuzzed
 @given(st.data())
 def test_data_folders(place: Path, data: st.DataObject) -> None:
@@ -224,7 +227,3 @@ def test_data_folders(place: Path, data: st.DataObject) -> None:
         classify("data folders", lambda: open_folder(folder), is_right)
     finally:
         shutil.rmtree(folder.parent)
-
-
-def test_as_many_cases_as_stated() -> None:
-    check_counts(dict.fromkeys(("arrays", "npz", "data folders"), CASES))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzz_classes import SLOW_CASES, check_counts, classify, slowly_fuzzed
+from fuzz_classes import SLOW_CASES, classify, counted, slowly_fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -142,6 +142,7 @@ def step_by_hand(x: np.ndarray, classes: int) -> dict[str, np.ndarray]:
     return {"head.weight": w - LR * error.T @ x, "head.bias": b - LR * error.sum(0)}
 
 
+@counted("models of libraries", SLOW_CASES)
 @slowly_fuzzed
 @given(
     st.sampled_from(sorted(OUTPUTS)),
@@ -171,7 +172,3 @@ def test_models_of_libraries(output: str, buffer: str, call: str, frozen: bool, 
         return all(np.allclose(parameters[name].double().numpy(), expected[name], atol=1e-5) for name in expected)
 
     classify("models of libraries", train, is_right)
-
-
-def test_as_many_cases_as_stated() -> None:
-    check_counts({"models of libraries": SLOW_CASES})

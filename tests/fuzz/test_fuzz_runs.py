@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzz_classes import CASES, check_counts, classify, fuzzed
+from fuzz_classes import CASES, classify, counted, fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,6 +129,7 @@ def has_trained(run: mo.Run, rounds: int = 1) -> bool:
     return row["round"] == rounds and (metric is None or math.isfinite(metric))
 
 
+@counted("configurations", CASES)
 @fuzzed
 @given(st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from(ODD)), min_size=1, max_size=2))
 def test_configurations(sets: list[tuple[str, str]]) -> None:
@@ -180,6 +181,7 @@ DIRECT = ["rounds", "cohort", "seed", "start", "loss", "metric", "split", "engin
 RARE = [each.name for each in fields(mo.Settings)]
 
 
+@counted("options", CASES)
 @fuzzed
 @given(st.dictionaries(st.sampled_from([*DIRECT, *RARE]), st.sampled_from(VALUES), min_size=1, max_size=2))
 def test_options(options: dict[str, Any]) -> None:
@@ -211,6 +213,7 @@ CHANGES = {
 HARMLESS = ["nothing", "NaN", "zeros", "weight of 3"]
 
 
+@counted("own algorithms", CASES)
 @fuzzed
 @given(st.lists(st.sampled_from(sorted(CHANGES) + HARMLESS * 5), min_size=4, max_size=4))
 def test_own_algorithms(changes: list[str]) -> None:
@@ -245,7 +248,3 @@ def test_own_algorithms(changes: list[str]) -> None:
         return all(np.allclose(parameters[k].double().numpy(), expected[k], atol=1e-5) for k in expected)
 
     classify("own algorithms", call, is_right)
-
-
-def test_as_many_cases_as_stated() -> None:
-    check_counts(dict.fromkeys(("configurations", "options", "own algorithms"), CASES))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from fuzz_classes import SLOW_CASES, call_command, check_counts, classify, slowly_fuzzed
+from fuzz_classes import SLOW_CASES, call_command, classify, counted, slowly_fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 from test_fuzz_runs import KEYS
@@ -112,6 +112,7 @@ def check_rows(rows: list[Any], values: Any, seeds: Any) -> bool:
     return np.allclose(scores, [[score_by_fit(rate, seed) for seed in numbers] for rate in rates], atol=1e-6)
 
 
+@counted("sweeps", SLOW_CASES)
 @slowly_fuzzed
 @given(
     st.sampled_from(["tables", "function"] * 4 + sorted(TARGETS)),
@@ -156,6 +157,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@counted("the command sweep", SLOW_CASES)
 @slowly_fuzzed
 @given(
     st.lists(
@@ -189,7 +191,3 @@ def test_the_command(file: Path, grid: list[tuple[str, str]], seeds: str, jobs: 
         classify("the command sweep", call, is_right)
     finally:
         shutil.rmtree(out.parent)
-
-
-def test_as_many_cases_as_stated() -> None:
-    check_counts(dict.fromkeys(("sweeps", "the command sweep"), SLOW_CASES))

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 import small_originals as small
 from folder_mutations import damage_bytes
-from fuzz_classes import SLOW_CASES, call_command, check_counts, classify, fuzzed, slowly_fuzzed
+from fuzz_classes import CASES, SLOW_CASES, call_command, classify, counted, fuzzed, slowly_fuzzed
 from hypothesis import given, reject
 from hypothesis import strategies as st
 from local_server import serve
@@ -81,6 +81,7 @@ OPTIONS: dict[str, list[Any]] = {
 KEEPS_NUMBERS = ("client", "seed", "dtype", "on_disk", "validation", "test", "group", "time", "drop", "unseen_clients")
 
 
+@counted("tables", 0.8 * CASES)  # no table can hold some of them
 @fuzzed
 @given(st.data())
 def test_tables(data: st.DataObject) -> None:
@@ -147,6 +148,7 @@ def data_set(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
         yield path, arrays
 
 
+@counted("folders of data sets", SLOW_CASES)
 @slowly_fuzzed
 @given(st.data())
 def test_folders_of_data_sets(data_set: tuple[Path, dict[str, np.ndarray]], data: st.DataObject) -> None:
@@ -177,9 +179,3 @@ def test_folders_of_data_sets(data_set: tuple[Path, dict[str, np.ndarray]], data
     finally:
         for each, text in before.items():
             each.write_bytes(text)
-
-
-def test_as_many_cases_as_stated() -> None:
-    from fuzz_classes import CASES
-
-    check_counts({"tables": 0.8 * CASES, "folders of data sets": SLOW_CASES})  # no table can hold some of them

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 from browser import CHROMIUM, DRIVER, Browser, open_browser
@@ -12,6 +11,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
+from waiting import wait_until
 
 import moiety as mo
 
@@ -318,11 +318,7 @@ def test_the_live_page_follows_a_run_to_its_end(browser, tmp_path):
         thread.join()
 
 
-def wait_for(browser: Browser, words: str, seconds: float = 60) -> bool:
+def wait_for(browser: Browser, words: str) -> bool:
     """Whether the headline begins with these words before long."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if browser.run("return document.querySelector('h1').textContent").startswith(words):
-            return True
-        time.sleep(0.1)
-    return False
+    headline = "return document.querySelector('h1').textContent"
+    return bool(wait_until(lambda: browser.run(headline).startswith(words), pause=0.1))

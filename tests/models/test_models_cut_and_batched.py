@@ -15,8 +15,6 @@ from moiety.models import resnet18_gn, speech_transformer, transformer_lm
 from moiety.task import from_module
 from moiety.types import Partial
 
-DRAW = torch.Generator().manual_seed(3)
-
 
 def word_model() -> nn.Module:
     return transformer_lm(vocabulary=9, length=6, width=8, blocks=2, heads=2, feed_forward=12)
@@ -36,19 +34,19 @@ def large_image_model() -> nn.Module:
 
 def inputs(build: Any, rows: int) -> Tensor:
     if build is word_model:
-        return torch.randint(0, 9, (rows, 5), generator=DRAW)
+        return torch.randint(0, 9, (rows, 5))
     if build is speech_model:
-        x = torch.randn(rows, 11, 3, generator=DRAW, dtype=torch.float64)
+        x = torch.randn(rows, 11, 3, dtype=torch.float64)
         x[0, 7:] = 0
         return x
     shape = (1, 8, 8) if build is image_model else (2, 64, 64)
-    return torch.randn(rows, *shape, generator=DRAW, dtype=torch.float64)
+    return torch.randn(rows, *shape, dtype=torch.float64)
 
 
 def draw_values(model: nn.Module, times: int) -> list[dict[str, Tensor]]:
     """Values that are not the first ones, so many times."""
     return [
-        {n: p.detach() + 0.3 * torch.randn(p.shape, generator=DRAW, dtype=p.dtype) for n, p in model.named_parameters()}
+        {n: p.detach() + 0.3 * torch.randn(p.shape, dtype=p.dtype) for n, p in model.named_parameters()}
         for _ in range(times)
     ]
 

@@ -21,11 +21,10 @@ import numpy as np
 from PIL import Image
 
 Made = tuple[dict[str, bytes], dict[str, np.ndarray]]
-RNG = np.random.default_rng(7)
 
 
-def pixels(*shape: int) -> np.ndarray:
-    return RNG.integers(0, 256, shape).astype(np.uint8)
+def pixels(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.integers(0, 256, shape).astype(np.uint8)
 
 
 def zip_of(members: Mapping[str, bytes]) -> bytes:
@@ -94,9 +93,10 @@ def idx(array: np.ndarray) -> bytes:
     return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
 
 
-def mnist(rows: int = 12, tests: int = 6, lit: int = 28) -> Made:
+def mnist(rows: int = 12, tests: int = 6, lit: int = 28, seed: int = 7) -> Made:
     """Pictures of noise in their first ``lit`` rows of pixels."""
-    x, y, a, b = pixels(rows, 28, 28), np.arange(rows) % 10, pixels(tests, 28, 28), np.arange(tests) % 10
+    rng = np.random.default_rng(seed)
+    x, y, a, b = pixels(rng, rows, 28, 28), np.arange(rows) % 10, pixels(rng, tests, 28, 28), np.arange(tests) % 10
     x[:, lit:] = 0
     arrays = {"x_train": x, "y_train": y.astype(np.uint8), "x_test": a, "y_test": b.astype(np.uint8)}
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -105,8 +105,9 @@ def mnist(rows: int = 12, tests: int = 6, lit: int = 28) -> Made:
 
 
 def emnist(split: str, first: int) -> Made:
-    arrays = {"x_train": pixels(5, 28, 28), "y_train": np.arange(5, dtype=np.uint8)}
-    arrays |= {"x_test": pixels(3, 28, 28), "y_test": np.arange(3, dtype=np.uint8)}
+    rng = np.random.default_rng(list(split.encode()))
+    arrays = {"x_train": pixels(rng, 5, 28, 28), "y_train": np.arange(5, dtype=np.uint8)}
+    arrays |= {"x_test": pixels(rng, 3, 28, 28), "y_test": np.arange(3, dtype=np.uint8)}
     names = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
     members = {}
     for name, array in zip(names, arrays.values(), strict=True):
@@ -117,7 +118,8 @@ def emnist(split: str, first: int) -> Made:
 
 def cifar10(rows: int = 2) -> Made:
     """Six files of so many rows, the last for testing."""
-    x, y = pixels(6 * rows, 32, 32, 3), np.arange(6 * rows, dtype=np.uint8) % 10
+    rng = np.random.default_rng(7)
+    x, y = pixels(rng, 6 * rows, 32, 32, 3), np.arange(6 * rows, dtype=np.uint8) % 10
     planes = [x[:, :, :, colour].reshape(len(x), -1) for colour in range(3)]
     records = np.concatenate([y[:, None], *planes], axis=1)
     names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
@@ -128,7 +130,9 @@ def cifar10(rows: int = 2) -> Made:
 
 
 def cifar100() -> Made:
-    x, fine, coarse = pixels(5, 32, 32, 3), np.array([0, 99, 5, 6, 7], np.uint8), np.array([19, 0, 3, 4, 5], np.uint8)
+    rng = np.random.default_rng(7)
+    x = pixels(rng, 5, 32, 32, 3)
+    fine, coarse = np.array([0, 99, 5, 6, 7], np.uint8), np.array([19, 0, 3, 4, 5], np.uint8)
     records = [bytes([coarse[i], fine[i]]) + x[i].transpose(2, 0, 1).tobytes() for i in range(5)]
     members = {"cifar-100-binary/train.bin": b"".join(records[:3]), "cifar-100-binary/test.bin": b"".join(records[3:])}
     arrays = {"x_train": x[:3], "y_train": fine[:3], "coarse_train": coarse[:3]}
@@ -139,9 +143,10 @@ def cifar100() -> Made:
 def svhn() -> Made:
     from scipy.io import savemat
 
+    rng = np.random.default_rng(7)
     files, arrays = {}, {}
     for part, digits in (("train", [1, 10, 9]), ("test", [10, 2])):
-        x = pixels(len(digits), 32, 32, 3)
+        x = pixels(rng, len(digits), 32, 32, 3)
         stream = io.BytesIO()
         savemat(stream, {"X": np.moveaxis(x, 0, 3), "y": np.array(digits, np.uint8)[:, None]}, do_compression=True)
         files[f"{part}_32x32.mat"] = stream.getvalue()
@@ -149,10 +154,11 @@ def svhn() -> Made:
     return files, arrays
 
 
-def usps() -> Made:
+def usps(seed: int = 7) -> Made:
+    rng = np.random.default_rng(seed)
     files, arrays = {}, {}
     for part, name, labels in (("train", "usps.bz2", [7, 1, 10]), ("test", "usps.t.bz2", [3])):
-        x = pixels(len(labels), 256)
+        x = pixels(rng, len(labels), 256)
         lines = []
         for row, label in zip(x, labels, strict=True):
             values = [f"{i + 1}:{v / 255 * 2 - 1:.6f}" for i, v in enumerate(row)]
@@ -166,7 +172,8 @@ def femnist() -> Made:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    x, writers, y = pixels(5, 28, 28), ["f1", "f0", "f1", "f2", "f0"], [61, 0, 10, 36, 5]
+    rng = np.random.default_rng(7)
+    x, writers, y = pixels(rng, 5, 28, 28), ["f1", "f0", "f1", "f2", "f0"], [61, 0, 10, 36, 5]
     pictures = []
     for picture in x:
         stream = io.BytesIO()
@@ -180,12 +187,13 @@ def femnist() -> Made:
 
 
 def cifar10_jpeg() -> Made:
+    rng = np.random.default_rng(7)
     members, y = {}, {"train": [], "test": []}
     for part, numbers in (("train", (0, 1)), ("test", (0,))):
         for number in numbers:
             for at, kind in enumerate(("airplane", "automobile", "bird")):
                 stream = io.BytesIO()
-                Image.fromarray(pixels(32, 32, 3)).save(stream, "JPEG", quality=75)
+                Image.fromarray(pixels(rng, 32, 32, 3)).save(stream, "JPEG", quality=75)
                 members[f"CIFAR-10-images-d7d0561/{part}/{kind}/{number:04}.jpg"] = stream.getvalue()
                 y[part].append(at)
     arrays = {f"y_{part}": np.array(labels, np.uint8) for part, labels in y.items()}
@@ -194,28 +202,30 @@ def cifar10_jpeg() -> Made:
 
 
 def letter(rows: int = 8) -> Made:
-    x, y = RNG.integers(0, 16, (rows, 16)).astype(np.uint8), (np.arange(rows) * 5 % 26).astype(np.uint8)
+    rng = np.random.default_rng(7)
+    x, y = rng.integers(0, 16, (rows, 16)).astype(np.uint8), (np.arange(rows) * 5 % 26).astype(np.uint8)
     text = "".join(f"{chr(65 + k)},{','.join(map(str, row))}\n" for k, row in zip(y, x, strict=True))
     arrays = {"X": x, "y": y, "n_train": np.array(16_000)}
     return {"letter+recognition.zip": zip_of({"letter-recognition.data": text.encode(), "Index": b""})}, arrays
 
 
 def two_parts(
-    archive: str, names: tuple[str, str], features: int, classes: list[int], separator: str, each: int
+    archive: str, names: tuple[str, str], features: int, classes: list[int], separator: str, each: int, seed: int = 7
 ) -> Made:
+    rng = np.random.default_rng(seed)
     arrays, members = {}, {}
     for part, name in zip(("train", "test"), names, strict=True):
         y = np.tile(np.arange(len(classes), dtype=np.uint8), each)
-        x = pixels(len(y), features) // np.uint8(2)
+        x = pixels(rng, len(y), features) // np.uint8(2)
         members[name] = rows_of(np.column_stack([x, np.array(classes)[y]]), separator)
         arrays |= {f"x_{part}": x, f"y_{part}": y}
     return {archive: zip_of(members)}, arrays
 
 
-def pendigits(each: int = 1) -> Made:
+def pendigits(each: int = 1, seed: int = 7) -> Made:
     """So many rows of each digit."""
     archive = "pen+based+recognition+of+handwritten+digits.zip"
-    return two_parts(archive, ("pendigits.tra", "pendigits.tes"), 16, list(range(10)), ", ", each)
+    return two_parts(archive, ("pendigits.tra", "pendigits.tes"), 16, list(range(10)), ", ", each, seed)
 
 
 def satimage() -> Made:
@@ -223,7 +233,8 @@ def satimage() -> Made:
 
 
 def shuttle() -> Made:
-    x, y = RNG.integers(-500, 500, (60, 9)).astype(np.int16), np.arange(60, dtype=np.uint8) % 7
+    rng = np.random.default_rng(7)
+    x, y = rng.integers(-500, 500, (60, 9)).astype(np.int16), np.arange(60, dtype=np.uint8) % 7
     rows = np.column_stack([x, y + 1])
     members = {"shuttle.trn.Z": compress(rows_of(rows[:40], " ")), "shuttle.tst": rows_of(rows[40:], " ")}
     names = ["Rad.Flow", "Fpv.Close", "Fpv.Open", "High", "Bypass", "Bpv.Close", "Bpv.Open"]
@@ -232,7 +243,8 @@ def shuttle() -> Made:
 
 
 def covtype() -> Made:
-    x, area, soil, y = RNG.integers(-50, 3000, (30, 10)), np.arange(30) % 4, np.arange(30) % 40, np.arange(30) % 7
+    rng = np.random.default_rng(7)
+    x, area, soil, y = rng.integers(-50, 3000, (30, 10)), np.arange(30) % 4, np.arange(30) % 40, np.arange(30) % 7
     rows = np.column_stack([x, np.eye(4, dtype=int)[area], np.eye(40, dtype=int)[soil], y + 1])
     names = ["Elevation", "Aspect", "Slope", "Horizontal_Distance_To_Hydrology", "Vertical_Distance_To_Hydrology"]
     names += ["Horizontal_Distance_To_Roadways", "Hillshade_9am", "Hillshade_Noon", "Hillshade_3pm"]
@@ -243,7 +255,8 @@ def covtype() -> Made:
 
 
 def isolet(all_rows: bool = False) -> Made:
-    x, y = RNG.normal(size=(104, 617)).round(4), np.tile(np.repeat(np.arange(26), 2), 2)  # two speakers
+    rng = np.random.default_rng(7)
+    x, y = rng.normal(size=(104, 617)).round(4), np.tile(np.repeat(np.arange(26), 2), 2)  # two speakers
     rows = np.column_stack([x, y + 1.0])
     members = {
         "isolet1+2+3+4.data.Z": compress(rows_of(rows, ", ")),
@@ -259,7 +272,8 @@ def isolet(all_rows: bool = False) -> Made:
 
 
 def sensorless() -> Made:
-    x, y = RNG.normal(size=(22, 48)).round(6), np.arange(22) % 11
+    rng = np.random.default_rng(7)
+    x, y = rng.normal(size=(22, 48)).round(6), np.arange(22) % 11
     text = rows_of(np.column_stack([x, y + 1.0]), " ")
     arrays = {"X": x.astype(np.float32), "y": y.astype(np.uint8)}
     return {"dataset+for+sensorless+drive+diagnosis.zip": zip_of({"Sensorless_drive_diagnosis.txt": text})}, arrays
@@ -267,10 +281,11 @@ def sensorless() -> Made:
 
 def uci_har(rows: int = 4, tests: int = 2, subjects: int = 3) -> Made:
     """Six activities, subjects by turns; the test subjects come after the others."""
+    rng = np.random.default_rng(7)
     members, halves, y, client = {}, [], [], []
     kinds = [f"{kind}_{axis}" for kind in ("total_acc", "body_acc", "body_gyro") for axis in "xyz"]
     for part, count, first in (("train", rows, 0), ("test", tests, subjects)):
-        signals = RNG.normal(size=(count, 9, 128)).round(6)
+        signals = rng.normal(size=(count, 9, 128)).round(6)
         folder = f"UCI HAR Dataset/{part}"
         for at, kind in enumerate(kinds):
             members[f"{folder}/Inertial Signals/{kind}_{part}.txt"] = rows_of(signals[:, at], "  ")
@@ -462,7 +477,7 @@ def librispeech() -> Made:
     return files, arrays
 
 
-MAKERS: dict[str, Callable[[], Made]] = {
+MAKERS: dict[str, Callable[..., Made]] = {
     "audiomnist": audiomnist,
     "chars74k": chars74k,
     "cifar10": cifar10,
@@ -475,7 +490,7 @@ MAKERS: dict[str, Callable[[], Made]] = {
     "emnist-digits": lambda: emnist("digits", 0),
     "emnist-letters": lambda: emnist("letters", 1),
     "emnist-mnist": lambda: emnist("mnist", 0),
-    "fashion_mnist": mnist,
+    "fashion_mnist": lambda: mnist(seed=8),
     "femnist": femnist,
     "gldv2": gldv2,
     "isolet": isolet,

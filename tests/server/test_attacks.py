@@ -76,12 +76,13 @@ def test_the_client_to_mimic():
 
     NumPy: the eigenvector of the covariance with the greatest eigenvalue, by eigh.
     """
+    rng = np.random.default_rng(6)
     axis = np.array([0.6, 0.8])
     out = np.array([[1.0, 5.0, -2.0], [0.5, 7.0, -3.0]])
     offsets = np.array([[0.1, -0.1, 0.0], [0.0, 0.2, -0.1]])
     rounds = out[..., None] * axis + offsets[..., None] * np.array([-0.8, 0.6])
     assert mimic_target(torch.tensor(rounds)) == 1
-    history = RNG.normal(size=(4, 6, 5)) + RNG.normal(size=(6, 5))
+    history = rng.normal(size=(4, 6, 5)) + rng.normal(size=(6, 5))
     flat = history.reshape(-1, 5)
     direction = np.linalg.eigh(np.cov(flat.T))[1][:, -1]
     assert mimic_target(torch.tensor(history)) == np.abs((history @ direction).sum(0)).argmax()

@@ -120,15 +120,15 @@ def apfl(
     weight = client_weights(weighting, w_sgd.rows)
 
     def gradient(
-        work: Work, how: Sgd, shared: Params, statistics: Params, batch: Batch
+        work: Work, sgd: Sgd, shared: Params, statistics: Params, batch: Batch
     ) -> tuple[Params, Tensor, Params]:
         """The gradient of f_i at a point, clipped, the loss, and the whole model with the buffers of that pass."""
         model = work.compose(shared, statistics)
         g, loss, buffers = gradient_at(work, model, work.shared, [batch])
-        return clip_gradients(g, how.clip), loss, {**model, **buffers}
+        return clip_gradients(g, sgd.clip), loss, {**model, **buffers}
 
-    def descend(work: Work, how: Sgd, point: Params, g: Params) -> Params:
-        decay, rate = how.weight_decay, how.lr * work.scale
+    def descend(work: Work, sgd: Sgd, point: Params, g: Params) -> Params:
+        decay, rate = sgd.weight_decay, sgd.lr * work.scale
         return {**point, **{n: point[n] - rate * (g[n] + decay * point[n]) for n in work.shared}}
 
     def step(work: Work, now: Step, batch: Batch, train_w: bool) -> tuple[Step, Tensor]:
@@ -144,11 +144,11 @@ def apfl(
         point = {**buffers, **{n: now.v[n] for n in work.shared}}
         v = descend(work, v_sgd, point, {n: now.alpha * g[n] for n in g})
         # The mixing weight: alpha_i <- alpha_i - eta <v_i - w_i, grad f_i(v-_i; xi)>
-        share = now.alpha.clone()  # a new state shares no memory with the old one
+        alpha_i = now.alpha.clone()  # a new state shares no memory with the old one
         if alpha_lr is not None:
-            along = torch.stack([((now.v[n] - now.w[n]) * g[n]).sum() for n in work.shared]).sum()
-            share = (share - alpha_lr * work.scale * along).clamp(0.0, 1.0)
-        return Step(w, v, statistics, share), loss
+            slope = torch.stack([((now.v[n] - now.w[n]) * g[n]).sum() for n in work.shared]).sum()
+            alpha_i = (alpha_i - alpha_lr * work.scale * slope).clamp(0.0, 1.0)
+        return Step(w, v, statistics, alpha_i), loss
 
     def local(work: Work, w: Params, v: Params, state: Client, train_w: bool) -> tuple[Step, Client, Tensor]:
         """All steps of a turn, the state after them, and the mean loss of the mixture on the way."""

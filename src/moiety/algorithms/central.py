@@ -19,9 +19,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-import torch
-
-from moiety.local import Online, Personal, gradient_at, online_work
+from moiety.local import Online, Personal, complete_gradient, gradient_at, online_work
 from moiety.server.averaging import client_weights
 from moiety.server.descent import assemble_descent
 from moiety.spec import recorded
@@ -43,8 +41,7 @@ def central(*, shared: float | Online, weighting: str = "uniform") -> Algorithm:
         model = work.compose(w, state.personal)
         batches = list(work.batches("online"))
         gradient, loss, buffers = gradient_at(work, model, work.shared, batches)
-        above = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w.items()}
-        upload = server.describe(work, model, above, batches)
+        upload = server.describe(work, model, complete_gradient(gradient, w), batches)
         statistics = {n: buffers.get(n, p) for n, p in state.personal.items()}
         return ClientUpdate(upload, weight(work), {"loss": loss}), Personal(statistics)
 

@@ -60,8 +60,8 @@ def fedalt(
     """
     must(stateful or not restart, "restart", "left out with stateful=False", restart, "Each is a rule of its own.")
     shared_optimiser = optimiser_work("shared", shared)
-    forgetful = restart or not stateful
-    personal_optimiser = optimiser_work("personal", personal, without=("keep_state",) if forgetful else ())
+    unsupported = ("keep_state",) if restart or not stateful else ()
+    personal_optimiser = optimiser_work("personal", personal, without=unsupported)
     weight = client_weights(weighting, shared_optimiser.rows)
 
     def local_v(work: Work, u: Params, state: Personal) -> tuple[Params, Tensor, Kept]:

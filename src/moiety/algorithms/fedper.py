@@ -50,6 +50,6 @@ def fedper(
         server: the server's optimiser; plain averaging by default.
         schedule: of the learning rates across rounds; constant by default.
     """
-    other = shared if personal is None else personal
-    same = fedsim(shared=shared, personal=other, weighting=weighting, server=server, schedule=schedule)
-    return replace(same, default_split="output_layer")
+    own = shared if personal is None else personal
+    algorithm = fedsim(shared=shared, personal=own, weighting=weighting, server=server, schedule=schedule)
+    return replace(algorithm, default_split="output_layer")

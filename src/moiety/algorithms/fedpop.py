@@ -66,6 +66,7 @@ from moiety.local import (
     add_prefix,
     check_rate,
     count_rows,
+    drop_prefix,
     from_vector,
     gradient_over_samples,
     project_to_ball,
@@ -74,23 +75,12 @@ from moiety.local import (
     to_vector,
 )
 from moiety.local.kernels import Factor, Kernel, Walk, begin_tuning, mala, walk
-from moiety.local.noise import ERRORS, LEARNED, NOISE, SQUARES, Likelihood, advance_noise, sum_squares
+from moiety.local.noise import ERRORS, LEARNED, NOISE, SQUARES, Likelihood, advance_noise, describe_errors
 from moiety.local.priors import Prior, gaussian
 from moiety.server.averaging import assemble
 from moiety.server.optimisers import adam, server_or_mean
 from moiety.spec import recorded
-from moiety.types import (
-    Algorithm,
-    ClientUpdate,
-    Params,
-    Phase,
-    Posterior,
-    Schedule,
-    ServerOptimiser,
-    Tree,
-    Wire,
-    Work,
-)
+from moiety.types import Algorithm, ClientUpdate, Params, Phase, Posterior, Schedule, ServerOptimiser, Tree, Wire, Work
 
 PRIOR, MEAN, STEP = "prior:", "average:", "average:step"
 NEW, WELL, LOST = 0, 1, 2  # a chain never begun; one that stays in its density; one that left it in its last turn
@@ -168,8 +158,8 @@ def fedpop(
         stateful: False lets chains begin anew each time, with burn-in.
     """
     inputs = dict(locals())
-    none = ("epochs", "steps", "shuffle", "pull", "clip")
-    shared_sgd = sgd_work("shared", 1.0 if shared is None else shared, batch_size=ALL, without=none)
+    unsupported = ("epochs", "steps", "shuffle", "pull", "clip")
+    shared_sgd = sgd_work("shared", 1.0 if shared is None else shared, batch_size=ALL, without=unsupported)
     kernel = mala() if personal is None else personal
     kind("personal", kernel, Kernel, "a Markov kernel", "For instance moiety.kernel.langevin(step=0.01).")
     kind("prior", prior, (Prior, type(None)), "a prior", "For instance moiety.prior.gaussian(scale=1.0).")
@@ -195,7 +185,7 @@ def fedpop(
 
     def chain(work: Work, received: Params, state: Client, *, anew: bool, keep: int | None, tune_all: bool) -> Walk:
         """Lines 3 to 8: Z_k^(i,1:M), the last of which is where the chain stands."""
-        _check(work, state)
+        _check_model(work, state)
         (phi, beta), last = _split_received(received), _last_sample(state)
         # Lines 3-5: warm start
         first = population.centre(beta) if not state.tuning else population.draw(beta, work.key, work.turn, "start")
@@ -204,12 +194,12 @@ def fedpop(
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
         how: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "tuning": state.tuning or None}
         how |= {"loss_weight": likelihood.weigh(work, received, "sample"), "factor": (1 + work.round) ** -step_decay}
-        # Where there are minibatches the phase is as much longer.
+        # With minibatches the phase itself is longer, by the steps of the burn-in.
         passes = 1 + burn_in if anew and not minibatches else 1
         return walk(work, kernel, model, start, "sample", passes=passes, keep=keep, tune_all=tune_all, **how)
 
     def keep_walk(piece: Walk, state: Client, *, every: int) -> tuple[list[Params], Client]:
-        """The samples, every so many steps of the chain one, and the state that holds them."""
+        """The samples, which are every ``every``-th point of the chain, and the state that holds them."""
         points = (tree.unstack(state.samples, samples) + piece.points[every - 1 :: every])[-samples:]
         chain = torch.where(piece.diverges, LOST, WELL).to(state.chain.dtype)
         return points, _keep_samples(points, state)._replace(tuning=piece.tuning or (), chain=chain)
@@ -259,8 +249,7 @@ def fedpop(
         if averaged:
             upload[STEP] = population.centre(beta).new_full((), work.scale)
         if log_noise is not None:
-            squares, count = sum_squares(work, piece.model, points, "shared")
-            upload |= {SQUARES: (squares * (-2 * log_noise).exp()).to(log_noise), ERRORS: count.to(log_noise)}
+            upload |= describe_errors(work, piece.model, points, "shared", log_noise)
         update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": piece.loss})
         return update, after if stateful else state
 
@@ -268,7 +257,7 @@ def fedpop(
         piece = chain(work, serve(received), state, anew=True, keep=steps, tune_all=False)
         return keep_walk(piece, state, every=thinning)[1]
 
-    def go_on(work: Work, received: Params, state: Client) -> tuple[Params, Client]:
+    def continue_chain(work: Work, received: Params, state: Client) -> tuple[Params, Client]:
         piece = chain(work, serve(received), state, anew=False, keep=None, tune_all=False)
         return tree.stack(piece.points), keep_walk(piece, state, every=1)[1]
 
@@ -326,14 +315,14 @@ def fedpop(
         }
         return ({**down, **add_prefix(down, MEAN)}, {**up, STEP: one}) if averaged else (down, up)
 
-    def draws(received: Params, state: Client) -> Params:
+    def take_draws(received: Params, state: Client) -> Params:
         centre = from_vector(population.centre(_split_received(serve(received))[1]), _last_sample(state))
         return {name: torch.where(state.chain != NEW, z, centre[name]) for name, z in state.samples.items()}
 
     def personal_model(received: Params, state: Client) -> tuple[Params, Params]:
-        return _split_received(serve(received))[0], {name: z.mean(0) for name, z in draws(received, state).items()}
+        return _split_received(serve(received))[0], {name: z.mean(0) for name, z in take_draws(received, state).items()}
 
-    def newcomer(key: Tensor, received: Params, state: Client, count: int = samples) -> Client:
+    def draw_newcomer(key: Tensor, received: Params, state: Client, count: int = samples) -> Client:
         beta, like = _split_received(serve(received))[1], _last_sample(state)
         points = [from_vector(population.draw(beta, key, "population", m), like) for m in range(count)]
         return _keep_samples(points, state)
@@ -365,18 +354,18 @@ def fedpop(
         stateful=stateful,
         wire=Wire(layout, uncompressed=lambda name: name.startswith((PRIOR, STEP, SQUARES, ERRORS))),
         posterior=Posterior(
-            draws,
-            newcomer,
-            clients,
-            go_on,
-            lambda received: likelihood.deviation(serve(received)),
-            _report_chain,
-            for_loss,
+            samples=take_draws,
+            population=draw_newcomer,
+            clients=clients,
+            go_on=continue_chain,
+            noise=lambda received: likelihood.deviation(serve(received)),
+            report=_report_chain,
+            for_loss=for_loss,
         ),
     )
 
 
-def _check(work: Work, state: Client) -> None:
+def _check_model(work: Work, state: Client) -> None:
     hint, fault = "Use group or layer normalisation.", "BatchNorm, or running statistics"
     must(not work.task.mixes_examples, "model", "one whose examples are independent for fedpop", fault, hint)
     odd = [name for name in state.samples if name not in work.personal]
@@ -385,8 +374,7 @@ def _check(work: Work, state: Client) -> None:
 
 def _split_received(received: Params) -> tuple[Params, Params]:
     """phi (and shared buffers) and beta."""
-    shared = {name: p for name, p in received.items() if not name.startswith((PRIOR, MEAN, NOISE))}
-    return shared, take_prefix(received, PRIOR)
+    return drop_prefix(received, PRIOR, MEAN, NOISE), take_prefix(received, PRIOR)
 
 
 def _last_sample(state: Client) -> Params:

@@ -57,5 +57,5 @@ def fedrep(
     base = optimiser_work("shared", shared)
     head = replace(base, epochs=HEAD_EPOCHS, steps=None) if personal is None else personal
     head = optimiser_work("personal", head, epochs=HEAD_EPOCHS, without=())
-    same = fedalt(shared=base, personal=head, weighting=weighting, server=server, schedule=schedule)
-    return replace(same, default_split="output_layer")
+    algorithm = fedalt(shared=base, personal=head, weighting=weighting, server=server, schedule=schedule)
+    return replace(algorithm, default_split="output_layer")

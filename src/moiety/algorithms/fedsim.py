@@ -21,6 +21,7 @@ Deviations from the paper:
 5. Clients without state and clients never seen get v by LocalSim at the full learning rate, whatever the schedule; the
    shared result is thrown away. With ``restart=True`` clients without state are evaluated with the v of their last
    turn, as in the authors' program.
+6. Running statistics of BatchNorm, which the paper does not have, move with the joint steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ JOINT: dict[str, Any] = dict.fromkeys(("epochs", "steps", "batch_size", "clip"))
     "accumulate": 1,
     "lr_decay": "constant",
 }
-"""What both parts have in common, by ``shared``, with the values that leave it out."""
+"""The options that ``shared`` sets for both parts, each with the value that ``personal`` has where it is left out."""
+AS_SHARED = "left out, or as in shared"
 
 
 @recorded
@@ -69,13 +71,13 @@ def fedsim(
     """
     must(stateful or not restart, "restart", "left out with stateful=False", restart, "Each is a rule of its own.")
     shared_optimiser = optimiser_work("shared", shared)
-    fresh = ("keep_state",) if restart or not stateful else ()
-    personal_optimiser = optimiser_work("personal", personal, epochs=None, batch_size=None, without=fresh)
+    unsupported = ("keep_state",) if restart or not stateful else ()
+    personal_optimiser = optimiser_work("personal", personal, epochs=None, batch_size=None, without=unsupported)
     for name, default in JOINT.items():
-        ours, theirs = getattr(personal_optimiser, name), getattr(shared_optimiser, name)
-        must(ours in (default, theirs), f"personal.{name}", "left out, or as in shared", ours, "Both train at once.")
+        option, common = getattr(personal_optimiser, name), getattr(shared_optimiser, name)
+        must(option in (default, common), f"personal.{name}", AS_SHARED, option, "Both train at once.")
     same_order = personal_optimiser.shuffle or not shared_optimiser.shuffle
-    must(same_order, "personal.shuffle", "left out, or as in shared", False, "Both train at once.")
+    must(same_order, "personal.shuffle", AS_SHARED, False, "Both train at once.")
     personal_optimiser = replace(personal_optimiser, **{name: getattr(shared_optimiser, name) for name in JOINT})
     weight = client_weights(weighting, shared_optimiser.rows)
 

@@ -24,8 +24,9 @@ Deviations from the paper:
 4. Line 8 does not say whether a weight that was just pruned may be recovered at once. It may, as in the rule that the
    paper cites (Evci et al. 2020); ``regrow_pruned=False`` lets it come back only where too few others are dormant.
 5. A client that is onboarded trains once and searches, as in the first round.
-6. Options the pseudocode does not have, all off by default: momentum (from 0 in each round), clipping of the masked
-   gradient, other weightings and server optimisers, under which weights outside the cohort's masks may move too.
+6. Options the pseudocode does not have, all off by default: momentum (from 0 in each round), weight decay, clipping
+   of the masked gradient, schedules, other weightings and server optimisers, under which weights outside the cohort's
+   masks may move too.
    Running statistics of BatchNorm may stay with the client. A client whose update is not finite is left out.
 """
 
@@ -53,17 +54,7 @@ from moiety.split.masks import (
 )
 from moiety.transport.masked import masked_packing
 from moiety.transport.sparse import sparse_bytes
-from moiety.types import (
-    Algorithm,
-    ClientUpdate,
-    Params,
-    Schedule,
-    ServerOptimiser,
-    Sparsity,
-    Traffic,
-    Wire,
-    Work,
-)
+from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Sparsity, Traffic, Wire, Work
 
 SEARCHES, MASKS, REGROW = ("dst", "rsm"), ("same", "different"), ("gradient", "random")
 
@@ -112,7 +103,8 @@ def fedspa(
     kind("regrow_pruned", regrow_pruned, bool, "true or false")
     seed = 0 if mask_seed is None else mask_seed
     whole("mask_seed", seed, 0, SEED)
-    by_gradient, weight = search == "dst" and regrow == "gradient", client_weights(weighting, shared_optimiser.rows)
+    by_gradient = search == "dst" and regrow == "gradient"
+    weight = client_weights(weighting, shared_optimiser.rows)
 
     def volumes(params: Params) -> dict[str, int]:
         return layer_counts(params, density, densities)

@@ -74,8 +74,8 @@ def ffgg(
         server: the server's optimiser; plain averaging by default.
         schedule: of all client learning rates across rounds; constant by default.
     """
-    none = ("epochs", "weight_decay", "pull", "clip")
-    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=none)
+    unsupported = ("epochs", "weight_decay", "pull", "clip")
+    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=unsupported)
     must(shared_sgd.steps == 1, "shared.steps", "1 or left out", shared_sgd.steps, "local_ffgg takes several.")
     solver = solver_work("personal", personal)
     check_start(random_start)

@@ -22,15 +22,7 @@ Deviations from the paper:
 
 from __future__ import annotations
 
-from moiety.local import (
-    Optimiser,
-    Personal,
-    begin_personal,
-    check_start,
-    continue_training,
-    draw_start,
-    optimiser_work,
-)
+from moiety.local import Optimiser, Personal, begin_personal, check_start, continue_training, draw_start, optimiser_work
 from moiety.server.averaging import assemble
 from moiety.spec import recorded
 from moiety.types import Algorithm, ClientUpdate, Params, Schedule, Work

@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice, must, whole
-from moiety.local import Online, gradient_at, online_work, take_floats
+from moiety.local import Online, complete_gradient, gradient_at, online_work, take_floats
 from moiety.server.averaging import client_weights
 from moiety.server.descent import assemble_descent
 from moiety.spec import recorded
@@ -100,11 +100,11 @@ def glocal_sgd(
         # Both gradients at (w^g_{t-a}, w_{i,t}), the pair that incurs the loss
         model, names = work.compose(w_g, state.personal), (*work.shared, *work.personal)
         gradient, loss, buffers = gradient_at(work, model, names, batches)
-        above = {n: gradient[n] if n in gradient else torch.zeros_like(p) for n, p in w_g.items()}
-        upload = server.describe(work, model, above, batches)
+        upload = server.describe(work, model, complete_gradient(gradient, w_g), batches)
         # w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r}); (4)
-        own = client.describe(work, model, {n: gradient[n] for n in work.personal}, batches)
-        due, past = (own, {}) if not longest_round_trip else delay_gradient(own, state.past, work.round_trip)
+        due, past = client.describe(work, model, {n: gradient[n] for n in work.personal}, batches), {}
+        if longest_round_trip:
+            due, past = delay_gradient(due, state.past, work.round_trip)
         point = {n: state.personal[n] for n in work.personal}
         w_i, squares = client.step(point, due, state.squares, work.scale)
         statistics = {n: buffers.get(n, p) for n, p in state.personal.items()}

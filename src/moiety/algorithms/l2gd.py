@@ -75,25 +75,26 @@ def l2gd(
         weighting: of the clients in the mean, ``uniform`` or by ``examples``.
         schedule: of the learning rate across rounds; constant by default.
     """
-    none = ("epochs", "steps", "batch_size", "shuffle", "weight_decay", "clip")
-    personal_sgd = sgd_work("personal", personal, batch_size=ALL, without=none)
+    unsupported = ("epochs", "steps", "batch_size", "shuffle", "weight_decay", "clip")
+    personal_sgd = sgd_work("personal", personal, batch_size=ALL, without=unsupported)
     number("probability", probability, "> 0 and < 1", lambda x: 0 < x < 1)
-    lr, pull, most = personal_sgd.lr, personal_sgd.pull, probability / personal_sgd.lr
+    lr, pull = personal_sgd.lr, personal_sgd.pull
+    largest = probability / lr
     hint = "A larger one steps beyond the mean."
-    must(pull <= most, "personal.pull", f"at most probability / lr = {most:g}", pull, hint)
+    must(pull <= largest, "personal.pull", f"at most probability / lr = {largest:g}", pull, hint)
     whole("coins", coins, 0)
     choice("weighting", weighting, ("uniform", "examples"))
-    weight, step = client_weights(weighting, WHOLE), Sgd(lr / (1 - probability))
+    weight, local_sgd = client_weights(weighting, WHOLE), Sgd(lr / (1 - probability))
 
     def client_update(work: Work, mean: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
         x_i, statistics = own_model(mean, state)
-        means, locals_ = toss_coins(probability, coins, work.turn)
-        # xi = 1: x_i <- (1 - alpha lambda / (n p)) x_i + alpha lambda / (n p) x_mean, ``means`` times
-        factor = (1 - lr * work.scale * pull / probability) ** means
+        mean_steps, local_steps = toss_coins(probability, coins, work.turn)
+        # xi = 1: x_i <- (1 - alpha lambda / (n p)) x_i + alpha lambda / (n p) x_mean, ``mean_steps`` times
+        factor = (1 - lr * work.scale * pull / probability) ** mean_steps
         x = {n: mean[n] + factor * (x_i[n] - mean[n]) for n in work.shared}
-        # xi = 0: x_i <- x_i - alpha / (n (1 - p)) grad f_i(x_i), ``locals_`` times on the one batch that holds all data
+        # xi = 0: x_i <- x_i - alpha / (n (1 - p)) grad f_i(x_i), ``local_steps`` times, each on all data
         model = work.compose({**x_i, **x}, statistics)
-        model, loss = train(work, model, list(work.batches("local")) * locals_, {work.shared: step})
+        model, loss = train(work, model, list(work.batches("local")) * local_steps, {work.shared: local_sgd})
         change = difference(work.parts(model)[0], mean)
         return ClientUpdate(change, weight(work), {"loss": loss}), keep_own_model(work, model, state)
 
@@ -110,11 +111,12 @@ def l2gd(
 def toss_coins(probability: float, coins: int, turn: int) -> tuple[int, int]:
     """How many steps to the mean and how many local ones a round has: at least one each, the same for all clients.
 
-    P(means = j) = (1 - p) p^(j - 1), P(local steps = k) = p (1 - p)^(k - 1), by inversion of a uniform number each.
+    P(steps to the mean = j) = (1 - p) p^(j - 1), P(local steps = k) = p (1 - p)^(k - 1), each by inversion of a uniform
+    number.
 
     >>> toss_coins(0.01, 0, 7) == toss_coins(0.01, 0, 7)
     True
     """
-    one, other = ((hash_words("l2gd", coins, turn, kind) % 2**64 + 0.5) / 2**64 for kind in ("mean", "local"))
-    means = 1 + math.floor(math.log(one) / math.log(probability))
-    return means, 1 + math.floor(math.log(other) / math.log1p(-probability))
+    first, second = ((hash_words("l2gd", coins, turn, kind) % 2**64 + 0.5) / 2**64 for kind in ("mean", "local"))
+    mean_steps = 1 + math.floor(math.log(first) / math.log(probability))
+    return mean_steps, 1 + math.floor(math.log(second) / math.log1p(-probability))

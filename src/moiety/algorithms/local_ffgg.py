@@ -1,4 +1,4 @@
-"""Local FFGG: each client solves for its personal parameters, then takes turns on both parts.
+"""Local FFGG: each client solves for its personal parameters, then makes steps on both parts, one after the other.
 
 Mishchenko, Islamov, Gorbunov, Horvath. "Partially Personalized Federated Learning: Breaking the Curse of Data
 Heterogeneity", 2023. Algorithm 4; Algorithm 2 is ``solver=moiety.sgd(...)``.
@@ -61,9 +61,9 @@ def local_ffgg(
     """Local FFGG: finetune, then local steps on both parts in turn; stateless (Mishchenko et al. 2023).
 
     Args:
-        shared: the turns on the shared parameters: gamma_theta, or ``moiety.sgd(gamma_theta, steps=K)``. Its length and
+        shared: the steps on the shared parameters: gamma_theta, or ``moiety.sgd(gamma_theta, steps=K)``. Its length and
             batches hold for both parts.
-        personal: the turns on the personal parameters: gamma_w, or ``moiety.sgd(gamma_w, ...)``.
+        personal: the steps on the personal parameters: gamma_w, or ``moiety.sgd(gamma_w, ...)``.
         solver: finds the personal parameters first, for instance ``moiety.sgd(0.1, epochs=1)``.
         random_start: the start of the solver: ``fresh`` draws it anew for each client and turn, as the paper does; a
             seed draws it once for all; by default it is the model's first personal values.
@@ -72,18 +72,19 @@ def local_ffgg(
         schedule: of all client learning rates across rounds; constant by default.
     """
     shared_sgd = sgd_work("shared", shared)
-    turns = ("pull", "epochs", "steps", "batch_size", "shuffle")
-    personal_sgd, first = sgd_work("personal", personal, without=turns), solver_work("solver", solver)
+    unsupported = ("pull", "epochs", "steps", "batch_size", "shuffle")
+    personal_sgd = sgd_work("personal", personal, without=unsupported)
+    w_solver = solver_work("solver", solver)
     check_start(random_start)
     weight = client_weights(weighting, shared_sgd.rows)
 
     def find_w(work: Work, theta: Params, state: Personal) -> Params:
         # Line 4: the whole model with w_m^{r,0} in it
         model = work.compose(theta, draw_start(work, state.personal, random_start))
-        return first.solve(work, model, work.batches("personal"))[0]
+        return w_solver.solve(work, model, work.batches("personal"))[0]
 
     def client_update(work: Work, theta: Params, state: Personal) -> tuple[ClientUpdate, Personal]:
-        def turn(model: Params, batch: Batch) -> tuple[Params, Tensor]:
+        def step(model: Params, batch: Batch) -> tuple[Params, Tensor]:
             # Line 6: w^{r,k+1} = w^{r,k} - gamma_w grad_2 f_m(theta^{r,k}, w^{r,k})
             model, loss_w = train(work, model, [batch], {work.personal: personal_sgd})
             # Line 7: theta^{r,k+1} = theta^{r,k} - gamma_theta grad_1 f_m(theta^{r,k}, w^{r,k+1})
@@ -91,12 +92,12 @@ def local_ffgg(
             return model, loss_theta if work.shared else loss_w
 
         start = find_w(work, theta, state)
-        model, loss = fold(work, work.batches("local"), turn, start)  # line 5
+        model, loss = fold(work, work.batches("local"), step, start)  # line 5
         change = difference(work.parts(model)[0], theta)  # line 9
         return ClientUpdate(change, weight(work), {"loss": loss}), state
 
     return assemble(
-        phases={"personal": first.phase, "local": shared_sgd.phase},
+        phases={"personal": w_solver.phase, "local": shared_sgd.phase},
         client_update=client_update,
         adapt=lambda work, theta, state: Personal(work.parts(find_w(work, theta, state))[1]),
         server=server,  # line 11

@@ -44,8 +44,8 @@ def local_gd(
         server: the server's optimiser; plain averaging by default.
         schedule: of the step size across rounds; constant by default.
     """
-    none = ("epochs", "batch_size", "shuffle", "weight_decay", "pull", "clip")
-    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=none)
+    unsupported = ("epochs", "batch_size", "shuffle", "weight_decay", "pull", "clip")
+    shared_sgd = sgd_work("shared", shared, epochs=None, steps=1, batch_size=ALL, without=unsupported)
     choice("weighting", weighting, ("uniform", "examples"))
     weight = client_weights(weighting, WHOLE)
 

@@ -3,7 +3,7 @@
 The "Local" rows of Huang et al. (FedSpa) and the lambda = 0 case of the l2-personalised problem, equation (2) of
 Pillutla et al. 2022: minimise F_i(w_i) for each client i by SGD, from one common start.
 
-Symbols: w_i ``state.personal``; gamma ``lr``.
+Symbols: w_i ``state.personal``; gamma the learning rate of ``personal``.
 
 Reduces to plain SGD on each client's data: k rounds of E epochs are k E epochs.
 

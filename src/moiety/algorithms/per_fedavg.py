@@ -35,9 +35,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from moiety.errors import MoietyError, choice, message
+from moiety.errors import choice, report_errors
 from moiety.local import (
     Optimiser,
     OwnModel,
@@ -46,8 +45,8 @@ from moiety.local import (
     difference,
     fold,
     gradient_at,
+    hessian_product,
     keep_own_model,
-    mean_loss,
     own_model,
     sgd_work,
     train,
@@ -57,6 +56,7 @@ from moiety.spec import recorded
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Schedule, ServerOptimiser, Work
 
 FORMS = ("hessian_vector", "first_order")
+TWICE = "one that can be differentiated twice for form='hessian_vector'"
 
 
 @recorded
@@ -82,12 +82,12 @@ def per_fedavg(
         schedule: of beta across rounds; constant by default.
     """
     shared_sgd = sgd_work("shared", shared)
-    none = ("epochs", "batch_size", "shuffle", "weight_decay", "pull", "clip")
-    personal_sgd = sgd_work("personal", personal, epochs=None, steps=1, without=none)
+    unsupported = ("epochs", "batch_size", "shuffle", "weight_decay", "pull", "clip")
+    personal_sgd = sgd_work("personal", personal, epochs=None, steps=1, without=unsupported)
     choice("form", form, FORMS)
     beta, decay, alpha = shared_sgd.lr, shared_sgd.weight_decay, personal_sgd.lr
     weight = client_weights(weighting, shared_sgd.rows)
-    turns = ("inner", "outer") if form == "first_order" else ("inner", "outer", "curvature")
+    phases = ("inner", "outer") if form == "first_order" else ("inner", "outer", "curvature")
 
     def look_ahead(work: Work, model: Params, batches: tuple[Batch, ...]) -> tuple[Params, Tensor, Params]:
         """The gradient of F_i at the model, the loss one step ahead, and the buffers that the pass there changed."""
@@ -97,7 +97,8 @@ def per_fedavg(
         # The gradient of F_i: (I - alpha grad^2 f_i(w; D'')) grad f_i(w~; D')
         g, loss, buffers = gradient_at(work, ahead, work.shared, batches[1:2])
         for batch in batches[2:]:
-            product = hessian_product(work, model, g, batch)
+            with report_errors("model", TWICE, RuntimeError, hint="Use form='first_order'."):
+                product = hessian_product(work, model, g, batch)
             g = {n: g[n] - alpha * product[n] for n in work.shared}
         return g, loss, buffers
 
@@ -108,7 +109,7 @@ def per_fedavg(
             new = {n: model[n] - beta * work.scale * (g[n] + decay * model[n]) for n in work.shared}
             return {**model, **buffers, **new}, loss
 
-        streams = zip(*map(work.batches, turns), strict=True)
+        streams = zip(*map(work.batches, phases), strict=True)
         model, loss = fold(work, streams, step, work.compose(w, state.personal))
         return ClientUpdate(difference(work.parts(model)[0], w), weight(work), {"loss": loss}), state
 
@@ -124,7 +125,7 @@ def per_fedavg(
 
     local = shared_sgd.phase
     return assemble(
-        phases={**dict.fromkeys(turns, local), "personal": Phase(None, personal_sgd.steps, *local[2:4])},
+        phases={**dict.fromkeys(phases, local), "personal": Phase(None, personal_sgd.steps, *local[2:4])},
         init_client=init_client,
         client_update=client_update,
         personal_model=own_model,
@@ -134,20 +135,3 @@ def per_fedavg(
         stateful=False,
         default_split="nothing",
     )
-
-
-def hessian_product(work: Work, model: Params, vector: Params, batch: Batch) -> Params:
-    """The Hessian of f_i at the model times a vector, by one more backward pass; the Hessian itself is never made."""
-
-    def loss(block: Params) -> Tensor:
-        return mean_loss(work.task.loss({**model, **block}, batch)[0], batch)
-
-    # Fused attention has no second derivative; fused LSTMs have one, but only where autograd is on around them.
-    try:
-        with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
-            _, backward = torch.func.vjp(torch.func.grad(loss), {n: model[n] for n in work.shared})  # type: ignore[misc]
-            (product,) = backward(vector)  # symmetric: from the left is from the right
-    except RuntimeError as error:  # first derivatives worked before, so it is the second that fails
-        constraint = "one that can be differentiated twice for form='hessian_vector'"
-        raise MoietyError(message("model", constraint, error, "Use form='first_order'.")) from error
-    return product  # type: ignore[no-any-return]

@@ -75,8 +75,8 @@ def pfedme(
         schedule: of both client learning rates across rounds; constant by default.
     """
     shared_sgd = sgd_work("shared", shared, without=("weight_decay", "pull", "clip"))
-    none = ("epochs", "batch_size", "shuffle", "accumulate", "keep_state")
-    personal_optimiser = optimiser_work("personal", personal, epochs=None, steps=5, without=none)
+    unsupported = ("epochs", "batch_size", "shuffle", "accumulate", "keep_state")
+    personal_optimiser = optimiser_work("personal", personal, epochs=None, steps=5, without=unsupported)
     lr, pull, K = shared_sgd.lr, personal_optimiser.pull, personal_optimiser.steps or 0
     must(pull > 0, "personal.pull", "> 0", pull, "It holds theta to the shared model.")
     weight = client_weights(weighting, shared_sgd.rows)
@@ -87,9 +87,10 @@ def pfedme(
 
     def client_update(work: Work, received: Params, state: OwnModel) -> tuple[ClientUpdate, OwnModel]:
         def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:
-            theta, loss = find_proximal(work, *now, batch)
+            theta, w = now
+            theta, loss = find_proximal(work, theta, w, batch)
             # Line 8: w_{i,r+1} = w_{i,r} - eta lambda (w_{i,r} - theta_i)
-            w = {n: p - lr * work.scale * pull * (p - theta[n]) for n, p in now[1].items()}
+            w = {n: p - lr * work.scale * pull * (p - theta[n]) for n, p in w.items()}
             return (theta, w), loss
 
         start = work.compose(received, state.personal), {n: received[n] for n in work.shared}  # line 5

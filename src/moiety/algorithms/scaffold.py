@@ -39,7 +39,18 @@ import torch
 from torch import Tensor
 
 from moiety.errors import choice
-from moiety.local import ALL, WHOLE, Optimiser, add_prefix, difference, sgd_work, take_floats, take_prefix, train
+from moiety.local import (
+    ALL,
+    WHOLE,
+    Optimiser,
+    add_prefix,
+    difference,
+    drop_prefix,
+    sgd_work,
+    take_floats,
+    take_prefix,
+    train,
+)
 from moiety.server import averaging
 from moiety.server.averaging import client_weights
 from moiety.server.optimisers import server_or_mean
@@ -93,7 +104,7 @@ def scaffold(
     shared_sgd = sgd_work("shared", shared, without=("weight_decay", "pull", "clip"))
     choice("option", option, ("I", "II"))
     weight, batches_of = client_weights(weighting, shared_sgd.rows), client_weights("batches", shared_sgd.rows)
-    optimiser, whole = server_or_mean(server), Phase(1, None, WHOLE, False)
+    optimiser, all_rows = server_or_mean(server), Phase(1, None, WHOLE, False)
     repeats = shared_sgd.steps or shared_sgd.epochs or 1
     # With all rows in a batch every step is on that one batch: it is fetched once.
     one_batch = shared_sgd.batch_size == ALL
@@ -109,12 +120,12 @@ def scaffold(
         model = work.compose(x, state.personal)  # line 7
         batches = list(work.batches("local")) * repeats if one_batch else work.batches("local")
         # Lines 8-11: y_i <- y_i - eta_l (g_i(y_i) - c_i + c), K times
-        new_work, sums = shift_gradients(work, {n: c[n] - state.control[n] for n in work.shared})
-        y, loss = train(new_work, model, batches, {work.shared: shared_sgd})
+        shifted_work, sums = shift_gradients(work, {n: c[n] - state.control[n] for n in work.shared})
+        y, loss = train(shifted_work, model, batches, {work.shared: shared_sgd})
         # Line 12
         if option == "I":
-            plain, sums = shift_gradients(work, {})
-            train(plain, model, work.batches("control"), {work.shared: shared_sgd})  # for g_i(x) alone
+            plain_work, sums = shift_gradients(work, {})
+            train(plain_work, model, work.batches("control"), {work.shared: shared_sgd})  # for g_i(x) alone
             control = {**state.control, **sums}
         else:
             count = count_steps(work)
@@ -136,9 +147,9 @@ def scaffold(
         both = {**shared, **add_prefix(zero_controls(shared), CONTROL)}
         return both, both
 
-    phase = whole if one_batch else shared_sgd.phase
+    phase = all_rows if one_batch else shared_sgd.phase
     return averaging.assemble(
-        phases={"local": phase} | ({"control": whole} if option == "I" else {}),
+        phases={"local": phase} | ({"control": all_rows} if option == "I" else {}),
         init_server=init_server,
         init_client=lambda shared, personal: Client(personal, zero_controls(shared)),
         broadcast=lambda now: {**averaging.broadcast(now.model), **add_prefix(now.control, CONTROL)},  # line 5
@@ -171,4 +182,4 @@ def zero_controls(shared: Params) -> Params:
 
 def split_control(received: Params) -> tuple[Params, Params]:
     """The model and the control in what was received."""
-    return {n: p for n, p in received.items() if not n.startswith(CONTROL)}, take_prefix(received, CONTROL)
+    return drop_prefix(received, CONTROL), take_prefix(received, CONTROL)

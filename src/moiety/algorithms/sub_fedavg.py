@@ -40,24 +40,14 @@ from dataclasses import replace
 import torch
 
 from moiety.errors import number
-from moiety.local import Optimiser, apply_masks, difference, mean_metric, optimiser_work, select, train
+from moiety.local import Optimiser, apply_masks, difference, drop_prefix, mean_metric, optimiser_work, select, train
 from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.split.masks import check_density, hamming_distance, layer_counts, mask_smallest
 from moiety.transport.masked import masked_packing
 from moiety.transport.sparse import count_active, sparse_bytes
-from moiety.types import (
-    Algorithm,
-    ClientUpdate,
-    Params,
-    Schedule,
-    ServerOptimiser,
-    Sparsity,
-    Traffic,
-    Wire,
-    Work,
-)
+from moiety.types import Algorithm, ClientUpdate, Params, Schedule, ServerOptimiser, Sparsity, Traffic, Wire, Work
 
 MASK = "mask:"
 """Before the name of a weight: the mask that goes up with it."""
@@ -98,7 +88,7 @@ def sub_fedavg(
         names = layer_counts(shared, density, "uniform")
         return begin_masked(shared, personal, {n: torch.ones_like(shared[n], dtype=torch.bool) for n in names})
 
-    def candidate(model: Params, masks: Params, final: dict[str, int]) -> Params:
+    def find_candidate(model: Params, masks: Params, final: dict[str, int]) -> Params:
         """The mask without the smallest r of the active weights of each layer, never below its final number."""
         smaller = {}
         for name, mask in masks.items():
@@ -112,11 +102,11 @@ def sub_fedavg(
         start = apply_masks(theta, state.mask)  # download theta_g * m_k
         sparse, parts = masked_work(work, state.mask), {work.shared: shared_optimiser}
         model, loss = train(sparse, work.compose(start, state.personal), work.batches("first"), parts)
-        after_first = candidate(model, state.mask, final)  # the mask of the first epoch
+        after_first = find_candidate(model, state.mask, final)  # the mask of the first epoch
         if epochs > 1:
-            model, later = train(sparse, model, work.batches("rest"), parts)
-            loss = (loss + (epochs - 1) * later) / epochs
-        after_last = candidate(model, state.mask, final)  # the mask of the last epoch
+            model, later_loss = train(sparse, model, work.batches("rest"), parts)
+            loss = (loss + (epochs - 1) * later_loss) / epochs
+        after_last = find_candidate(model, state.mask, final)  # the mask of the last epoch
         # Prune where accuracy and distance are at their thresholds; at the final density there is nothing to prune.
         metric = mean_metric(work, model, work.batches("check"))
         accurate = metric >= accuracy if work.task.metric.higher_is_better else metric <= accuracy
@@ -136,7 +126,7 @@ def sub_fedavg(
         return sparse_bytes(received, count_active(state.mask), known=True)
 
     def up(update: ClientUpdate) -> tuple[int, int]:
-        weights = {name: p for name, p in update.upload.items() if not name.startswith(MASK)}
+        weights = drop_prefix(update.upload, MASK)
         masks = {name: update.upload[MASK + name] for name in weights if MASK + name in update.upload}
         return sparse_bytes(weights, count_active(masks), known=not update.info["new_mask"])
 

@@ -7,16 +7,7 @@ from moiety.data.datasets import from_datasets, tokenise
 from moiety.data.federated import FederatedData, open_folder
 from moiety.data.fetching import fetch
 from moiety.data.load import from_spec, load
-from moiety.data.partition import (
-    PARTITIONS,
-    Partition,
-    classes_per_client,
-    dirichlet,
-    iid,
-    natural,
-    quantity,
-    shards,
-)
+from moiety.data.partition import PARTITIONS, Partition, classes_per_client, dirichlet, iid, natural, quantity, shards
 from moiety.data.preprocess import Feature, Preprocessing
 from moiety.data.sources import SOURCES
 from moiety.data.tasks import binary_tasks, principal_components

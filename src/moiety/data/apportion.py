@@ -49,15 +49,27 @@ def assign_parts(
     part = np.zeros(len(owner), dtype=np.int8)
     if isinstance(test, np.ndarray):
         part[test] = 2
-    elif test > 0:
-        counts = np.minimum(np.maximum(round_half_up(sizes * test), 1), sizes - 1)
-        part[draw_stratified(np.arange(len(owner)), owner, labels, counts, generator)] = 2
+        tests = np.bincount(owner[test], minlength=clients)
+    else:
+        tests = count_tests(sizes, test)
+        if test > 0:
+            part[draw_stratified(np.arange(len(owner)), owner, labels, tests, generator)] = 2
     if validation > 0:
         rest = np.flatnonzero(part == 0)
-        room = np.bincount(owner[rest], minlength=clients) - 1
-        counts = np.minimum(round_half_up(sizes * validation), np.maximum(room, 0))
-        part[draw_stratified(rest, owner, labels, counts, generator)] = 1
+        part[draw_stratified(rest, owner, labels, count_validations(sizes, tests, validation), generator)] = 1
     return part
+
+
+def count_tests(sizes: Ints, test: float) -> Ints:
+    """How many rows of each client are for testing: at least one where it has two rows, and never all."""
+    if test == 0:
+        return np.zeros_like(sizes)
+    return np.minimum(np.maximum(round_half_up(sizes * test), 1), np.maximum(sizes - 1, 0))
+
+
+def count_validations(sizes: Ints, tests: Ints, validation: float) -> Ints:
+    """How many rows of each client are for validation: at most what leaves one row for training."""
+    return np.minimum(round_half_up(sizes * validation), np.maximum(sizes - tests - 1, 0))
 
 
 def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, counts: Ints, generator: np.random.Generator) -> Ints:

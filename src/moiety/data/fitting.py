@@ -14,16 +14,7 @@ import pyarrow as pa
 from moiety.data.federated import Array
 from moiety.data.preprocess import Feature, Floats, Sums, add_sums, sort_labels, sum_rows
 from moiety.data.tables import Table
-from moiety.data.values import (
-    DATE,
-    Place,
-    Vocabulary,
-    as_label,
-    is_number_text,
-    look_up,
-    read_numbers,
-    refuse_missing,
-)
+from moiety.data.values import DATE, Place, Vocabulary, as_label, is_number_text, look_up, read_numbers, refuse_missing
 from moiety.errors import refuse
 
 MOST_CATEGORIES = {"one-hot": 1_000, "codes": 1_000_000}

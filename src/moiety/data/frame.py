@@ -15,15 +15,7 @@ from numpy.typing import ArrayLike
 from moiety.data.checks import check_fractions
 from moiety.data.digest import release_pages
 from moiety.data.federated import TABLE, Array, FederatedData, Ints, Names, Numbered
-from moiety.data.fitting import (
-    Fitter,
-    check_spaces,
-    check_texts,
-    count_unknown,
-    find_row,
-    read_raw,
-    warn_of_unknown,
-)
+from moiety.data.fitting import Fitter, check_spaces, check_texts, count_unknown, find_row, read_raw, warn_of_unknown
 from moiety.data.parts import part_at_random, part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, WIDER, Feature, Preprocessing
 from moiety.data.roles import Rows, check_roles, read_roles

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-from moiety.data.apportion import assign_parts, position_in_run, round_half_up
+from moiety.data.apportion import assign_parts, count_tests, count_validations, position_in_run
 from moiety.data.federated import Array, Ints
 
 Parts = NDArray[np.int8]
@@ -57,10 +55,11 @@ def part_by_time(owner: Ints, time: Array, clients: int, *, test: float, validat
     [2, 0, 2, 0, 1]
     """
     sizes = np.bincount(owner, minlength=clients)
-    test_sizes, validation_sizes = _part_sizes(sizes, test, validation)
+    tests = count_tests(sizes, test)
+    validations = count_validations(sizes, tests, validation)
     order = np.lexsort((time, owner))
     from_end = sizes[owner[order]] - 1 - position_in_run(owner[order])
-    first, second = test_sizes[owner[order]], validation_sizes[owner[order]]
+    first, second = tests[owner[order]], validations[owner[order]]
     part = np.zeros(len(owner), dtype=np.int8)
     part[order] = np.where(from_end < first, 2, np.where(from_end < first + second, 1, 0))
     return part
@@ -83,12 +82,13 @@ def part_by_group(
     place = position_in_run(client)
     before = np.cumsum(rows) - rows
     before -= before[np.flatnonzero(place == 0)][client_runs(client)]
-    test_sizes, validation_sizes = _part_sizes(sizes, test, validation)
+    tests = count_tests(sizes, test)
+    validations = count_validations(sizes, tests, validation)
     middle = before + rows / 2
-    tests = (middle < test_sizes[client]) | ((place == 0) & (test > 0))
-    validates = ~tests & (middle < (test_sizes + validation_sizes)[client])
+    is_test = (middle < tests[client]) | ((place == 0) & (test > 0))
+    is_validation = ~is_test & (middle < (tests + validations)[client])
     last = np.append(client[1:] != client[:-1], True)
-    parts = np.where(last, 0, np.where(tests, 2, np.where(validates, 1, 0))).astype(np.int8)
+    parts = np.where(last, 0, np.where(is_test, 2, np.where(is_validation, 1, 0))).astype(np.int8)
     of_cell = np.empty(len(cells), dtype=np.int8)
     of_cell[order] = parts
     return np.asarray(of_cell[cell_of])
@@ -97,12 +97,3 @@ def part_by_group(
 def client_runs(client: Ints) -> Ints:
     """For each entry of an ascending array, the number of the run of equal values that it is in."""
     return np.asarray(np.cumsum(np.append(False, client[1:] != client[:-1])))
-
-
-def _part_sizes(sizes: Ints, test: float, validation: float) -> tuple[Ints, Ints]:
-    """How many rows of each client are for testing and validation, as ``apportion.assign_parts`` has it."""
-    tests = np.zeros_like(sizes)
-    if test > 0:
-        tests = np.minimum(np.maximum(round_half_up(sizes * test), 1), np.maximum(sizes - 1, 0))
-    room: Any = np.maximum(sizes - tests - 1, 0)
-    return tests, np.minimum(round_half_up(sizes * validation), room)

@@ -41,14 +41,14 @@ SHARE = 0.05
 LONGEST = 3.0
 """The most seconds that go into measuring, however long the run."""
 NEAR, CLOSE = 4.0, 1.5
-"""Engines expected within this factor of the fastest are measured; those found within the second, again."""
+"""Engines forecast within the first factor of the fastest are measured; those measured within the second, again."""
 TURNS = 5
 """How often each engine is measured at most."""
 START_SECONDS = 0.1
 """About what it takes to fork workers."""
 
 log = logging.getLogger("moiety")
-log.addHandler(logging.NullHandler())  # what a run leaves word of (engine, drops, stops) is for those who ask
+log.addHandler(logging.NullHandler())  # what a run logs (engine, dropped clients, stops) is for those who ask for it
 
 
 def check_engine(name: str) -> None:
@@ -147,7 +147,7 @@ def _choose_sample(
     budget: float,
     least: int,
 ) -> int:
-    """How many clients engines are measured on: all, or as many as let each be measured twice; 0 where too few do."""
+    """How many clients engines are measured on: all, or as many as leave time to measure each twice; 0 if too few."""
     forks = START_SECONDS * sum(n.startswith("processes") for n in names)
     size = len(loads)
     while size >= min(least, len(loads)):
@@ -167,8 +167,8 @@ def _measure(
 ) -> dict[str, float]:
     """The seconds that a round takes with each engine: the least that the jobs took, scaled to a round by formula.
 
-    In turn, so that a moment in which the machine is busy hits all. What does not fit into the allowed time any more is
-    left out.
+    Engines take turns, so that a busy moment of the machine slows all of them. Measurements that no longer fit into the
+    allowed time are left out.
 
     Args:
         engines: by name.

@@ -84,7 +84,7 @@ class Engine:
     """How many workers in a row the same clients may bring down."""
 
     pools: ClassVar[bool] = True
-    """Whether a job may hold rows of several clients: not where these live apart."""
+    """Whether a job may hold rows of several clients; not where these are on different machines."""
 
     def __init__(self, problem: Problem, functions: Functions) -> None:
         self.problem, self.functions = problem, functions

@@ -167,7 +167,7 @@ class Processes(Engine):
         return self.results[function].read_all(len(jobs))
 
     def _serve_own(self, function: str, share: Share, info: RoundInfo) -> None:
-        """Do this process's share. An error here is the one that a worker's would be."""
+        """Do this process's share. An error is raised in the same form as one of a worker."""
         try:
             self._do(self.own, function, share, info)
         except Exception as error:
@@ -212,7 +212,7 @@ class Processes(Engine):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
         release_locks()
         torch.set_num_threads(1)
-        gc.freeze()  # all that there was before the fork stays, so garbage is not looked for there
+        gc.freeze()  # objects from before the fork stay, so the collector need not look at them
         problem = replace(self.problem, quiet=True)  # warnings go to the parent, which shows them
         engine = self.inner(problem, self.functions)
         while True:
@@ -280,7 +280,7 @@ def count_cores() -> int:
 
 
 def count_slots(example: Tree, most: int) -> int:
-    """How many trees like ``example`` fit the arena, at most ``wanted``."""
+    """How many trees like ``example`` fit the arena, at most ``most``."""
     size = sum(x.numel() * x.element_size() for x in tree.leaves(example).values()) or 1
     return max(1, min(most, ARENA_BYTES // size))
 

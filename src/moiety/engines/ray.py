@@ -235,7 +235,9 @@ def connect(address: str | None, workers: int | None) -> tuple[Any, bool]:
         return ray, False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address in (None, "", "local"):
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anyone that was not asked for
+        os.environ.setdefault(
+            "RAY_USAGE_STATS_ENABLED", "0"
+        )  # no usage statistics are sent, unless the user asked for it
         os.environ.setdefault("RAY_worker_niceness", "0")  # this process only waits for them
         _start(ray, address="local", num_cpus=workers or count_cores(), include_dashboard=False, **quiet)
         return ray, True

@@ -123,7 +123,7 @@ def find_direction(
 ) -> tuple[Tensor, Moments]:
     """The direction of a step with decay and pull in their places, and what is remembered.
 
-    ``pulled`` is how far the parameter is from where it is pulled to, if it is.
+    ``pulled`` is the parameter minus the point that it is pulled to; None where nothing pulls.
     """
     if how.weight_decay and not how.decoupled:
         g = g.add(p, alpha=how.weight_decay)
@@ -172,7 +172,7 @@ def accumulate_gradients(
         objective, at = split_objective(loss_of, {**model, **buffers}, names, piece)
         gradients, loss, new_buffers = work.gradient(objective, at)
         share: float | Tensor
-        if "mask" in piece:  # nothing counts of a micro-batch that is all padding
+        if "mask" in piece:  # a micro-batch that is all padding counts for nothing
             real = piece["mask"].any()
             share = torch.where(real, piece["mask"].sum().to(loss.dtype) / batch["mask"].sum(), 0)
         else:
@@ -186,7 +186,7 @@ def accumulate_gradients(
 
 
 def cut_batch(batch: Batch, how: Optimiser) -> Iterator[Batch]:
-    """The micro-batches of a step; of all rows, as many as are to be accumulated."""
+    """The micro-batches of a step. With all rows in one batch, there are ``accumulate`` of them."""
     rows = len(next(iter(batch.values())))
     size = -(-rows // how.accumulate) if how.batch_size in (ALL, None) else int(how.batch_size)
     for at in range(0, rows, size):

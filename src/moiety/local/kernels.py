@@ -54,7 +54,7 @@ gradient, and the probability with which the last step was to be accepted.
 
 @dataclass(frozen=True)
 class Kernel(Recorded):
-    """One step of a chain, and the rows that each of its gradients is from; all of a client's where None.
+    """One step of a chain. ``batch_size`` is how many rows each of its gradients uses; None for all of a client's.
 
     With ``acceptance`` each chain has a step size of its own, which is moved towards that share of accepted steps.
     """

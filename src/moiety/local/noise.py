@@ -82,6 +82,14 @@ def sum_squares(work: Work, model: Params, points: Sequence[Params], phase: str)
     return squares, count
 
 
+def describe_errors(
+    work: Work, model: Params, points: Sequence[Params], phase: str, log_noise: Tensor
+) -> dict[str, Tensor]:
+    """What a client sends for the noise to be learned: its squared errors over the present s^2, and their number."""
+    squares, count = sum_squares(work, model, points, phase)
+    return {SQUARES: (squares * (-2 * log_noise).exp()).to(log_noise), ERRORS: count.to(log_noise)}
+
+
 def advance_noise(log_noise: Tensor, squares: Tensor, count: Tensor, gain: Tensor) -> Tensor:
     """Move s^2 towards the mean square of residuals, by a share ``gain`` of the way; log s is held.
 

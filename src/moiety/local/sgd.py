@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from moiety.errors import COUNT, choice, kind, must, number, whole
+from moiety.local.verbs import take_floats
 from moiety.spec import recorded, spec_from_fields
 from moiety.types import Names, Params, Phase, Recorded
 
@@ -27,7 +28,7 @@ WHOLE = sys.maxsize
 """The same as a number: one that no client reaches."""
 LR_DECAYS = ("constant", "linear", "cosine")
 PLAIN = ("momentum", "accumulate", "lr_decay", "keep_state")
-"""The options that SGD is plain without."""
+"""Plain SGD has none of these options."""
 
 Moments = tuple[Tensor, ...]
 """What an optimiser remembers of the gradients of one parameter."""
@@ -111,20 +112,20 @@ class Optimiser(Descent):
         return self.lr_decay != "constant"
 
     def direction(self, g: Tensor, moments: Moments, step: int | Tensor) -> tuple[Tensor, Moments]:
-        """The direction d of a step, counted from 1, and what is remembered; nothing is before the first step."""
+        """The direction d of a step (the first is number 1), and the new moments; ``moments`` are empty at first."""
         raise NotImplementedError
 
     def begin(self, params: Params) -> Kept:
         """What a client keeps before its first round."""
         if not self.keep_state or not params:
             return ()
-        floats = {name: p for name, p in params.items() if p.is_floating_point()}
+        floats = take_floats(params)
         moments = {name: tuple(torch.zeros_like(p) for _ in range(self.orders)) for name, p in floats.items()}
         like = next(iter(params.values()))
         return Memory(like.new_zeros((), dtype=torch.float64), moments)
 
     def decay_factor(self, steps: int | Tensor, examples: Tensor) -> float | Tensor:
-        """The factor of ``lr_decay`` on the learning rate after ``done`` steps, for a client with so many examples."""
+        """The factor of ``lr_decay`` on the learning rate after ``steps``, for a client with so many examples."""
         if self.lr_decay == "constant":
             return 1.0
         per_epoch = (examples / float(self.rows)).ceil()

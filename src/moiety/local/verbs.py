@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from moiety import tree
 from moiety.task.block import in_block
@@ -111,6 +112,24 @@ def gradient_at(work: Work, model: Params, names: Names, batches: Iterable[Batch
     return mean, torch.stack(losses).double().mean(), buffers[-1]
 
 
+def hessian_product(work: Work, model: Params, vector: Params, batch: Batch) -> Params:
+    """The Hessian of the loss in the shared parameters times a vector; the Hessian itself is never made."""
+
+    def loss(block: Params) -> Tensor:
+        return mean_loss(work.task.loss({**model, **block}, batch)[0], batch)
+
+    # Fused attention has no second derivative; fused LSTMs have one, but only where autograd is on around them.
+    with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        _, backward = torch.func.vjp(torch.func.grad(loss), {n: model[n] for n in work.shared})  # type: ignore[misc]
+        (product,) = backward(vector)  # symmetric: from the left is from the right
+    return product  # type: ignore[no-any-return]
+
+
+def complete_gradient(gradient: Params, like: Params) -> Params:
+    """A gradient for every tensor of ``like``: 0 for running statistics, which no gradient moves."""
+    return {name: gradient[name] if name in gradient else torch.zeros_like(p) for name, p in like.items()}
+
+
 def clip_gradients(gradients: Params, limit: float | None) -> Params:
     """The gradients scaled down so that their joint Euclidean norm is at most ``limit``, if there is one."""
     if limit is None:
@@ -182,10 +201,15 @@ def take_prefix(params: Params, prefix: str) -> Params:
     return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
 
 
+def drop_prefix(params: Params, *prefixes: str) -> Params:
+    """The tensors whose names begin with none of the prefixes."""
+    return {name: p for name, p in params.items() if not name.startswith(prefixes)}
+
+
 def reuse_rows(
     work: Work, model: Params, trained: Names, batches: Iterable[Batch]
 ) -> tuple[LossFunction, Iterable[Batch]]:
-    """The loss and the batches of a phase; where the engine can, what the ``trained`` do not reach is computed once."""
+    """The loss and the batches of a phase; what ``trained`` parameters do not reach is computed once, if possible."""
     return (work.task.loss, batches) if work.reuse is None else work.reuse(model, frozenset(trained), batches)
 
 
@@ -203,7 +227,7 @@ def gradient_over_samples(work: Work, model: Params, samples: Sequence[Params], 
 
     def features(block: Params) -> tuple[Batch, Batch]:
         columns = partial.features({**model, **block}, dict(batch))
-        smooth = {name: f for name, f in columns.items() if f.is_floating_point()}
+        smooth = take_floats(columns)
         return smooth, {name: f for name, f in columns.items() if name not in smooth}
 
     smooth, backward, fixed = torch.func.vjp(features, block, has_aux=True)  # type: ignore[misc]

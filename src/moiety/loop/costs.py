@@ -129,7 +129,7 @@ def _count_operation(self: Any, function: Any, types: Any, args: Any = (), kwarg
 
 
 INDIVISIBLE: set[Any] = set()
-"""Operations that PyTorch does not make of others. To ask takes longer than a small operation."""
+"""Operations that PyTorch does not compose of others, remembered: to ask takes longer than a small operation."""
 
 
 # Given to the class only here: a method of this name in the body of the class loads PyTorch's compiler when it is

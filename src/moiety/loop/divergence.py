@@ -13,7 +13,8 @@ from moiety.types import ClientUpdate, Params, Tree
 BARREN_ROUNDS = 3
 """A run stops after this many rounds in a row without one client whose update is finite."""
 LOSS_FACTOR, LEAST_LOSS, EVALUATIONS = 1000, 1e-3, 3
-"""It stops where the training loss is above this many times the first one, or this one, in so many evaluations."""
+"""It stops where the training loss rises above this factor times the first one (or times the least loss, if that is
+larger) in so many evaluations in a row."""
 ADVICE = (
     "Try smaller learning rates, or clip gradients as in mo.sgd(0.1, clip=1.0). "
     'Settings(on_divergence="warn") goes on regardless.'

@@ -44,7 +44,7 @@ def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, Client
     """
 
     def train(work: Work, received: Params, state: Tree) -> tuple[ClientUpdate, Tree, Tensor]:
-        """Local work, and the upload's largest number: NaN where a result is not finite, which is looked at here."""
+        """Local work, and the largest number of the upload; NaN where some result is not finite."""
         result = algorithm.client_update(work, received, state)
         check_result(result)
         update, state = result
@@ -128,7 +128,7 @@ def mean_scores(work: Work, sums: Tensor) -> Tensor:
 
 
 def shared_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
-    """The scores of the shared model for each row of a job, [3, rows]; fewer than ``POOLED_ROWS`` are filled up."""
+    """The scores of the shared model for each row of a job, [3, rows]; shorter jobs are padded to ``POOLED_ROWS``."""
     parts = problem.shared_parts(algorithm)
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
@@ -173,7 +173,7 @@ def evaluate(
     if not tree.leaves(first):
         personal = shared  # the very same model
     else:
-        # States that are made for the purpose take memory, so they are made for some clients at a time.
+        # States that are made for evaluation take memory, so they are made for a few clients at a time.
         step = STATES_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(test_clients)
         personal = np.zeros((0, 3))
         for at in range(0, len(test_clients), max(1, step)):

@@ -40,7 +40,7 @@ class Arrival(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """Why there is no update of a client in a round; ``sent`` where it sent something, of which none can be used."""
+    """Why there is no update of a client in a round; ``sent`` is true where it sent something that cannot be used."""
 
     client: int
     why: str
@@ -49,7 +49,7 @@ class Missing(NamedTuple):
 
 @dataclass
 class Received:
-    """What the server has got in one round: a list of ``clients``, and of those whose updates can be used the rest.
+    """What the server has got in one round from ``clients``; ``weights`` and other lists are of the ``usable`` ones.
 
     Uploads are in ``running`` where they are summed as they arrive, else in ``updates``. ``dropped`` says why an update
     cannot be used, ``absent`` why there is none. ``values`` and ``payload`` count bytes. States are kept where
@@ -121,7 +121,7 @@ class Exchange:
     def receive(self, received: Received, clients: Sequence[int], results: Sequence[Tree], t: int) -> None:
         """Take what the turns of clients gave: for each an update, a state, and the largest number of the upload.
 
-        Where these lie in one tree, and nothing has to be done for each client apart, it is looked at as a whole.
+        Where these lie in one tree, and no client needs separate treatment, they are handled as one block.
         """
         options = self.options
         separate = options.codec or options.attack or options.privacy or self.traffic or received.running is None

@@ -103,7 +103,7 @@ class Loop:
     on_divergence: str = "stop"
     reason: str = "as asked"
     on_engine: Callable[[Engine], None] = lambda engine: None
-    """Called with the engine for local work before it serves: what was chosen by measuring must be written down."""
+    """Called with the engine before it does local work, so that a choice made by measuring is written down."""
     on_devices: bool = False
     """Whether the states of clients are on their devices, where nobody else can read them."""
     on_noise: Callable[[PrivacyState], None] = lambda state: None
@@ -124,7 +124,7 @@ class Loop:
     def run_round(self) -> RoundRecord:
         """Run one round. It moves the server and the states of its clients, nothing else.
 
-        Where uploads are summed as they arrive, clients are served some at a time, so that few uploads are in memory.
+        Where uploads are summed as they arrive, clients are served a few at a time, so that few uploads are in memory.
         """
         now = self.progress
         cohort, broadcast, info = self.sample_cohort(), self.broadcast(), self.round_info(now.round)
@@ -147,7 +147,7 @@ class Loop:
             return self.close_round(received)
 
     def open_round(self) -> Received:
-        """What a round has received before anything arrived."""
+        """An empty record of what a round receives."""
         privacy, state = self.uploads.privacy, self.progress.privacy
         running = self.uploads.running_sum(self.algorithm)
         if privacy is not None and state is not None and not privacy.local:
@@ -169,7 +169,7 @@ class Loop:
 
     @property
     def sampling_rate(self) -> float:
-        """The chance to take part now by which privacy is amplified; 1 where it is not."""
+        """The probability with which a client takes part, where chance amplifies privacy; else 1."""
         privacy, uploads = self.uploads.privacy, self.uploads
         assert privacy is not None
         return privacy.sampling_rate(self.cohort, len(self.problem.data), independent=uploads.bernoulli)
@@ -188,7 +188,7 @@ class Loop:
     def sample_cohort(self) -> np.ndarray:
         """The clients of this round.
 
-        Cohorts of a few rounds are drawn one after the other: between rounds that costs several times as much.
+        Those of several rounds are drawn in one go, which is several times as quick as drawing each between two rounds.
         """
         t, privacy, state = self.progress.round, self.uploads.privacy, self.progress.privacy
         if privacy is not None and state is not None and self.sampling_rate < 1:  # the run's seed is no secret
@@ -245,7 +245,7 @@ class Loop:
 
     @contextlib.contextmanager
     def mark_inconsistent(self) -> Iterator[None]:
-        """Mark the progress as inconsistent in between; an error or an interrupt leaves the mark.
+        """Mark the progress as inconsistent within the block; an error or an interrupt leaves the mark.
 
         A run that diverged goes back to where it was before.
         """
@@ -302,7 +302,9 @@ class Loop:
             self.report_divergence("barren", explain_barren(dropped, t + 1, barren), stop=barren >= BARREN_ROUNDS)
         share = usable / len(problem.data)
         if usable or private:
-            if isinstance(received.running, PrivateSum):  # also of nobody: what is done must not tell who was there
+            if isinstance(
+                received.running, PrivateSum
+            ):  # also where nobody sent anything: noise must not tell who was there
                 aggregate, now.privacy = received.running.release(self.count_noise())
                 share = self.cohort / len(problem.data)
             elif received.running is not None:
@@ -352,7 +354,7 @@ class Loop:
         return str(self.problem.data.ids[client])
 
     def _is_barren(self, clients: list[int]) -> bool:
-        """Whether somebody honest sent something: an attack that is not finite is no sign of a diverging run."""
+        """Whether an honest client is among them: an attack that is not finite is no sign of a diverging run."""
         return any(client not in self.uploads.attackers for client in clients)
 
     def has_large_loss(self, history: Sequence[Mapping[str, Any]]) -> bool:

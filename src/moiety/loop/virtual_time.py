@@ -135,7 +135,7 @@ class AsynchronousLoop(ClockedLoop):
 
 
 def draw_idle(clients: int, active: Iterable[int], count: int, *, seed: int, round: int) -> list[int]:
-    """``wanted`` clients drawn uniformly from those not active; where none is active, the cohort of that round.
+    """``count`` clients drawn uniformly from those not active; where none is active, the cohort of that round.
 
     >>> draw_idle(5, {1, 2}, 3, seed=0, round=0)
     [0, 3, 4]

@@ -25,7 +25,7 @@ RESTORE = "Restore the folder from a copy, or train again."
 
 
 def is_good(run: Run) -> bool:
-    """Whether nothing speaks against a checkpoint now. A run that may be about to stop keeps the one it has."""
+    """Whether a checkpoint may be written now. A run that shows signs of divergence keeps the one it has."""
     loop = run._loop
     return loop.on_divergence == "warn" or not (loop.progress.barren or loop.has_large_loss(run.history))
 
@@ -37,7 +37,7 @@ def keep_round(run: Run) -> None:
         run._kept = {now.round: _copy_in_memory(now)}
         return
     place, identity = place_of(run.folder, now.round), files.read_identity(run.folder)
-    discard_folder(place)  # what a kill cut short, or a sitting that went on otherwise
+    discard_folder(place)  # left by a kill, or by training that was taken back
     make_folder(place.parent)
     make_folder(place)
     copy = begin_progress(run._loop.problem, run._loop.algorithm, place, run._loop.clock, now.run)
@@ -87,7 +87,7 @@ def check_kept(place: Path, run: str) -> Path:
 
 
 def restore_round(run: Run, round: int) -> None:
-    """Go back to the models of a round that was kept; the ledger, and what privacy has cost, are of all rounds."""
+    """Go back to the models of a round that was kept. The ledger and the cost of privacy still count all rounds."""
     now = run._loop.progress
     if run.folder is None:
         progress = run._kept[round]

@@ -67,7 +67,7 @@ def algorithm_from(spec: Spec | str, where: str = "algorithm") -> Algorithm:
 
 
 class _WithoutDraws(TorchFunctionMode):
-    """Draw no normal numbers: for a tensor without values, that would import PyTorch's compiler for a second."""
+    """Leave out draws of normal numbers: for tensors without values they import PyTorch's compiler, for a second."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.__name__.endswith("normal_"):
@@ -107,7 +107,7 @@ def split_from(spec: Spec | str, model: nn.Module, where: str = "split") -> Spli
 
 
 def suit_run(algorithm: Algorithm, options: Options) -> Algorithm:
-    """The algorithm with what it leaves to the loss or to the seed; a file knows it by what the user gave."""
+    """The algorithm with its open choices settled by the loss and the seed. Files describe it as the user gave it."""
     variant = algorithm.posterior.for_loss(options.loss) if algorithm.posterior else None
     if algorithm.sparsity and algorithm.sparsity.for_seed:
         variant = algorithm.sparsity.for_seed(options.seed)
@@ -186,7 +186,7 @@ def make_run(
 ) -> Run:
     """A run that is ready to train; the options are complete.
 
-    Its loop is of that ``kind``; by default of the kind that the clock asks for.
+    ``kind`` is the class of its loop; by default the one that the clock needs.
     """
     assert options.rounds is not None
     assert options.cohort is not None

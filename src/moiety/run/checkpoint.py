@@ -72,7 +72,7 @@ def write_progress(folder: Path, round: int, run: str, *, ended: bool = False) -
 
 
 def remove_old_checkpoints(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote a checkpoint, or before it removed the one before."""
+    """Remove what a killed process left: a checkpoint that is half written, or an older one that is still there."""
     newest = find_checkpoint(folder)
     if newest is not None:
         _remove_before(newest)
@@ -80,7 +80,7 @@ def remove_old_checkpoints(folder: Path) -> None:
 
 
 def _aside_of_new(parent: Path) -> Path:
-    """Where a checkpoint is written: the same whatever its round is, so that it can be removed by that name."""
+    """Where a checkpoint is written before it is renamed. All rounds use one name, so that leftovers can be found."""
     return aside_of(parent / "new")
 
 
@@ -117,7 +117,7 @@ def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any],
 
 
 def _remove_before(path: Path) -> None:
-    """Remove the checkpoint before this one, which names it: its own files, and the folder unless it holds others."""
+    """Remove the checkpoint before this one: the files that moiety wrote, and the folder unless it holds others."""
     name = name_before(path)
     if name and ROUND.fullmatch(name) and name != path.name:
         remove_folder(path.parent / name, (SERVER, INDEX, *FILES, STATE))
@@ -135,7 +135,7 @@ def find_checkpoint(folder: Path) -> Path | None:
 
 
 def check_newest(folder: Path, newest: Path | None, run: str) -> dict[str, Any]:
-    """Refuse a folder whose last checkpoint was lost, or exchanged for an earlier one; what ``progress.json`` says.
+    """Refuse a folder whose last checkpoint was lost, or exchanged for an earlier one; return its ``progress.json``.
 
     A kill may have come before the last checkpoint was written down, so a later one is right.
     """
@@ -225,7 +225,7 @@ def store_first_states(progress: Progress, states: Mapping[int, Tree]) -> None:
 
 
 def read_tensors(path: Path, checksum: str, hint: str = "", name: str = "") -> dict[str, Tensor]:
-    """The tensors of a file that must hash to ``wanted``; ``hint`` and ``name`` are for the message otherwise."""
+    """The tensors of a file that must hash to ``checksum``; ``hint`` and ``name`` are for the error message."""
     with report_unreadable(path, hint, name):
         content = path.read_bytes()
         if digest(content) != checksum:

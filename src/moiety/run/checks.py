@@ -176,7 +176,7 @@ def check_range(columns: Mapping[str, np.ndarray], dtype: torch.dtype) -> None:
 
 
 def check_turn(phase: Phase, most: int) -> None:
-    """Raise where a client's turn goes through more rows than a plan can hold; a client has at ``most`` so many."""
+    """Raise where the turn of a client with ``most`` rows goes through more rows than a plan can hold."""
     name, rows = "steps" if phase.epochs is None else "epochs", count_rows(phase, most)
     if rows > ROWS:
         length = f"{getattr(phase, name):,}, or {rows:,} rows"

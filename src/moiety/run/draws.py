@@ -21,7 +21,7 @@ from moiety.types import Algorithm, Params, Tree
 CHUNK = 100
 """Steps of a chain in one call."""
 FIRST_LOOK, LONGEST = 4, 400
-"""A chain is judged when it has so many steps for each draw that was asked for, and ends when it has so many."""
+"""Steps for each draw that was asked for: when a chain is first judged, and when it ends in any case."""
 
 
 class Draws(NamedTuple):
@@ -47,8 +47,8 @@ def draw_enough(
 ) -> list[Draws]:
     """Go on with clients' chains from ``states`` until ``draws`` of their points are effective.
 
-    The longer a chain, the rarer it is judged. Its points are then thinned to ``draws``, evenly. A chain that is not
-    worth so many after ``LONGEST`` steps for each ends there.
+    The longer a chain, the more rarely it is judged. Its points are then thinned to ``draws``, evenly. A chain that has
+    fewer effective draws after ``LONGEST`` steps for each ends there.
 
     Args:
         problem: whose data has the clients.

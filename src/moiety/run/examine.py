@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from moiety.run.serving import Serving
 
 SCORED, PREDICTED = 2000, 200
-"""More clients are not scored row by row; predictions of at most so many clients are looked at for calibration."""
+"""The most clients that are scored row by row, and the most whose predictions are used for calibration."""
 
 
 def examine(run: Run) -> Result:

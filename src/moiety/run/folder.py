@@ -71,7 +71,7 @@ WRITTEN = (
 )
 """All files that are written beside their place and renamed."""
 NOTES, CALIBRATION = ("stopped", "restored"), "calibration"
-"""Keys of ``ledger.json``: why a callback stopped the run, and the round whose models it ended with, if an earlier."""
+"""Keys of ``ledger.json``: why a callback stopped the run, and the earlier round whose models it ended with."""
 NOT_ENDED = "The run may not have ended; resume it."
 DEVICES = "devices"
 """What the configuration calls data that are on devices, with the states of clients."""
@@ -201,7 +201,7 @@ def check_stages(folder: Path, names: Sequence[str]) -> None:
 
 
 def read_preprocessing(folder: Path, run: str, checksum: str) -> Preprocessing:
-    """What was fitted on the training rows of the table that the run's data come from; ``wanted`` is its digest."""
+    """What was fitted on the training rows of the table that the run's data come from; ``checksum`` is its digest."""
     table = read_sealed(folder / PREPROCESSING, run)
     with report_unreadable(folder / PREPROCESSING):
         recipe = Preprocessing.from_dict(table)
@@ -210,7 +210,7 @@ def read_preprocessing(folder: Path, run: str, checksum: str) -> Preprocessing:
 
 
 def read_initial(folder: Path, checksum: str, order: Iterable[str]) -> Params:
-    """The first values of the run, in the model's ``order``; ``wanted`` is the file's digest."""
+    """The first values of the run, in the model's ``order``; ``checksum`` is the file's digest."""
     values = read_tensors(folder / "initial.safetensors", checksum)
     names = list(order)
     must(set(names) == set(values), "model", "the one the run began with", "one with other names")
@@ -247,7 +247,7 @@ def read_history(folder: Path, run: str | None = None) -> list[Row]:
 
 
 def _read_row(line: bytes) -> Row | None:
-    """The row of a line, where it has what a run goes on with, and could be written again."""
+    """The row of a line; None where it lacks what a resume needs, or could not be written again."""
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
         json.dumps(row, allow_nan=False)
@@ -318,7 +318,7 @@ def write_results(
 
 
 def find_lost(folder: Path, newest: Path, noted: Mapping[str, Any]) -> dict[str, str]:
-    """What to say of each file that a run with this checkpoint once had; ``noted`` is what ``check_newest`` gives.
+    """A sentence for each file that a run with this checkpoint must have; ``noted`` is what ``check_newest`` gives.
 
     A kill may come before a run's first checkpoint is written down, and before its results are.
     """
@@ -363,7 +363,7 @@ def _read_rows(path: Path, checksum: str) -> list[Row]:
 
 
 def has_ended(folder: Path, run: str) -> bool:
-    """Whether the results in a folder are of its newest checkpoint: an ended run that goes on has those of before."""
+    """Whether the results in a folder belong to its newest checkpoint. A run resumed after its end has older ones."""
     newest = find_checkpoint(folder)
     if newest is None or not (folder / LEDGER).exists():
         return False

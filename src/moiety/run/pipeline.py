@@ -269,10 +269,10 @@ def split_for(number: int, each: Stage, model: nn.Module | Task, before: Split |
 
 
 def check_ahead(stages: Sequence[Stage], model: nn.Module | Task, data: FederatedData) -> Split:
-    """Find what is wrong with any stage before hours of training; the split of the first.
+    """Check all stages before hours of training are spent; return the split of the first.
 
-    Splits are made on the untrained model for it, up to a later one that is a function of the user's own, which may
-    look at trained values.
+    Splits are tried on the untrained model. A later split that is a function of the user's own may look at trained
+    values, so the check ends before it.
     """
     splits: list[Split] = []
     for number, each in enumerate(stages, 1):

@@ -44,7 +44,7 @@ def current_state(loop: Loop, at: int, algorithm: Algorithm) -> Tree:
 def predicting_state(loop: Loop, at: int, fresh: bool) -> Tree:
     """The state with which the client at a position predicts: its own, or what the algorithm's rule makes of it now.
 
-    The rule serves where it is asked for, where clients keep no state, and for a client that was never asked.
+    The rule is used where ``fresh`` asks for it, where clients keep no state, and for a client that was never asked.
     """
     algorithm = loop.algorithm
     if algorithm.posterior and algorithm.stateful and (fresh or at not in loop.progress.store.owners()):

@@ -89,7 +89,7 @@ def _parameters(problem: Problem) -> Params:
 
 
 def _pattern(name: str, like: Tensor) -> Tensor:
-    """Numbers in the shape of ``like`` that keep the scale of what a layer with such weights is given."""
+    """Fixed numbers in the shape of ``like``. A layer with such weights keeps the scale of its input."""
     size = like.numel()
     scale = math.sqrt(3 * like.shape[0] / size) if like.dim() > 1 and size else 0.5
     few = (2 * uniform(torch.tensor(0), (min(size, PATTERN),), "probe", name) - 1) * scale
@@ -103,7 +103,7 @@ def _values(problem: Problem, params: Params, batch: Batch) -> dict[str, list[fl
     slopes = torch.autograd.grad(losses.sum(), leaves, allow_unused=True) if losses.requires_grad else ()
     output = task.predict(params, batch).detach()
     scores = [metrics] if task.metric.weight is None else [metrics, task.metric.weight(batch)]
-    with contextlib.suppress(Exception):  # the same metric on outputs that are right and wrong elsewhere
+    with contextlib.suppress(Exception):  # also on other outputs, which are right and wrong for other rows
         scores += [task.metric.per_example(each, batch) for each in (-output, output.flip(-1))]
     with contextlib.suppress(Exception):
         scores += [torch.tensor([metric.compute(each, batch) for metric in task.sets]) for each in (output, -output)]

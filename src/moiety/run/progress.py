@@ -28,7 +28,7 @@ BARS = 8
 WIDTH = 48
 """How much of a message a bar shows, where the terminal is not narrow."""
 OTHERS = 18
-"""What the count of rounds, the time and the gaps of a bar take."""
+"""The width of the other parts of a bar: the count of rounds, the time and the gaps."""
 
 
 @contextmanager
@@ -66,7 +66,7 @@ class Lines(Callback):
 
 
 class Bars:
-    """A bar for each run; the last few stay where they are when the run has ended."""
+    """A bar for each run; the bars of the last few runs stay when these have ended."""
 
     def __init__(self, shown_on: Console) -> None:
         self.narrow = shown_on.width < NARROW
@@ -189,7 +189,7 @@ def status(train_loss: float | None, evaluation: Mapping[str, Any], *, short: bo
     words = [] if train_loss is None else [f"{'' if short else 'train '}loss {format_score(train_loss)}"]
     if "metric" in evaluation:
         metric, part = evaluation["metric_name"], str(evaluation["part"])
-        part = "train-set" if part == "train" else part  # not the loss of the cohort while it trains
+        part = "train-set" if part == "train" else part  # so that it is not taken for the training loss of the cohort
         words.append(f"{part} {'' if short else 'loss '}{format_score(evaluation['loss'])}")
         words.append(f"{metric} {format_metric(evaluation['metric'], metric)}")
     if evaluation.get("dropped"):

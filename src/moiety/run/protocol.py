@@ -35,7 +35,7 @@ class Callback:
     """
 
     def on_start(self, run: Run) -> bool | None:
-        """Before the first round that is trained; ``run.history`` has what earlier sittings have done."""
+        """Before the first round that is trained; of a resumed run, ``run.history`` has the rows of earlier rounds."""
 
     def on_round(self, run: Run, record: RoundRecord) -> bool | None:
         """After every round."""
@@ -44,7 +44,7 @@ class Callback:
         """After every evaluation, before ``on_round``; ``row`` is the new row of the history."""
 
     def on_end(self, run: Run) -> None:
-        """When the run has ended, and its results are in ``run`` and in its folder. An error is no such end."""
+        """When the run has ended, and its results are in ``run`` and in its folder; not after an error."""
 
 
 class _Function(Callback):

@@ -25,8 +25,8 @@ class RawModel(nn.Module):
     """A model behind the preprocessing of its data: it takes raw rows, as ``Preprocessing`` describes them.
 
     Raw rows are a tensor [rows, features] of numbers: a category is the position of its name among the feature's
-    ``categories``, and NaN is missing. Texts are none, so ``preprocessing`` has to look their positions up
-    (``run.predict`` does). A number that may not be missing, and is, gives NaN. ``model`` is the model alone.
+    ``categories``, and NaN is missing. A text must first be looked up in ``preprocessing``, as
+    ``run.predict`` does. A number that may not be missing, and is, gives NaN. ``model`` is the model alone.
     """
 
     def __init__(self, model: nn.Module, preprocessing: Preprocessing, place: int = 0):

@@ -36,15 +36,7 @@ from moiety.run.privacy import count_again
 from moiety.run.progress import show_progress
 from moiety.run.protocol import Callbacks
 from moiety.run.result import Run
-from moiety.run.settings import (
-    LEFT_OUT,
-    RUN_KEYS,
-    Options,
-    Settings,
-    change_settings,
-    complete_options,
-    read_options,
-)
+from moiety.run.settings import LEFT_OUT, RUN_KEYS, Options, Settings, change_settings, complete_options, read_options
 from moiety.run.train import train
 from moiety.seals import CONFIG
 from moiety.spec import Spec
@@ -93,7 +85,7 @@ def continue_run(
     with lock_folder(path), show_progress(progress, path.name) as displays:
         log.info("reading the folder, and checking model and data")
         run = reopen(path, config, options, given)
-        run._loop.progress.store.check_states()  # before a round is trained that a damaged one would spoil
+        run._loop.progress.store.check_states()  # a damaged record would spoil the next round
         round = run._loop.progress.round
         must(run._loop.rounds >= round, "rounds", f">= {round}, the rounds already trained", options.rounds)
         if options.settings.privacy is not None:
@@ -184,8 +176,8 @@ def reopen(
 ) -> Run:
     """The run in a folder as its newest checkpoint left it; its history is not read.
 
-    Settings, loss and metric must be as the run began only where it is ``to_train`` on; with ``any_data`` the data
-    stand in for those that it began with, and are not compared.
+    Settings, loss and metric are compared with those at the beginning only where the run is ``to_train`` on. With
+    ``any_data`` the data take the place of the run's own, and are not compared.
     """
     on_devices = own_part(config, "data") == files.DEVICES
     must(not (on_devices and to_train), "folder", "that of a simulation", f"a server's at {path}", "Start the server.")

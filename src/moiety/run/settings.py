@@ -180,7 +180,7 @@ class Options:
 _TYPES = {**get_type_hints(Options), **get_type_hints(Settings), "engine_reason": str}
 _TYPES |= {"loss": str | dict[str, Any], "metric": str | list[str], "start": str, "inputs": list[str], "attackers": Any}
 RUN_KEYS: dict[str, Any] = {key: _TYPES[key] for key in _TYPES if key not in ("settings", *BUILDERS)}
-"""The keys of ``[run]`` and their types. A run writes ``engine_reason`` down; it says nothing to a new run."""
+"""The keys of ``[run]`` and their types. A run writes ``engine_reason``; a new run ignores it."""
 MAY_DIFFER = ("workers", "worker_timeout", "on_divergence")
 """The settings that may change when a run is continued: they change no number."""
 LEFT_OUT = (
@@ -195,11 +195,11 @@ LEFT_OUT = (
     "attackers",
     "engine_reason",
 )
-"""Those that the ``[run]`` of a run's folder may lack; all others are filled in when it begins."""
+"""The keys that ``[run]`` in a run's folder may lack; all others are filled in when the run begins."""
 
 
 def read_options(config: Mapping[str, Any], given: Settings | None = None) -> Options:
-    """The options that the tables of a file name; ``given`` has what a file cannot name, as it was given at first."""
+    """The options that the tables of a file name. What a file cannot name is taken from ``given``."""
     values = check_table("run", config["run"], RUN_KEYS, hints=SECTION_HINTS)
     values.pop("engine_reason", None)
     if "loss" in values:
@@ -224,7 +224,7 @@ def option_tables(options: Options) -> dict[str, Spec]:
 
 
 def change_settings(settings: Settings, given: Settings | None) -> Settings:
-    """The settings of a run that is continued: of those ``given`` again, only ``MAY_DIFFER`` may be others.
+    """The settings of a run that is continued. Of those that are ``given`` again, only ``MAY_DIFFER`` may change.
 
     ``read_options`` compares what a builder makes, ``reopen`` the attackers.
     """
@@ -304,7 +304,7 @@ def default_inputs(model: nn.Module | Task, data: FederatedData) -> tuple[str, .
 
 
 def _cohort_with_clock(settings: Settings, cohort: int | None, data: FederatedData, algorithm: Algorithm) -> int | None:
-    """Check the clock against what else the run is told; the cohort that it sets, if it does."""
+    """Check the clock against the other options; return the cohort that the clock sets, or None."""
     clock = settings.clock
     check_clock(clock, data.ids)
     if isinstance(clock, Delayed):
@@ -326,7 +326,7 @@ def _cohort_with_clock(settings: Settings, cohort: int | None, data: FederatedDa
 
 
 def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
-    """Check what joins, compresses and attacks uploads; a round has at ``most`` so many."""
+    """Check aggregator, codec, attack and privacy; ``most`` is the largest number of uploads in a round."""
     for name in ("aggregator", "codec", "attack", "privacy"):
         constraint = f"left out for {algorithm.name}, whose clients send nothing"
         must(getattr(settings, name) is None or algorithm.aggregator is not None, name, constraint, name)
@@ -341,7 +341,7 @@ def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
 
 
 def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[int]:
-    """The positions of the clients that were named, by names or positions, or of a share of all, drawn."""
+    """The positions of the attackers: clients listed by name or position, or a share of all clients, drawn."""
     if isinstance(attackers, list | tuple | range | np.ndarray):
         clients = frozenset(data.index(client) for client in attackers)
         must(len(clients) < len(data), "attackers", "some of the clients", f"all {len(data)}")

@@ -34,7 +34,7 @@ from moiety.types import Algorithm, Task, Tree
 def open_start(
     start: object, model: nn.Module | Task, data: FederatedData, split: Split | None, options: Options
 ) -> Run:
-    """The run to start from; where it is a folder that cannot name its model, split or loss, the given ones serve."""
+    """The run to start from. Where its folder cannot name its model, split or loss, those of the new run are used."""
     kind("start", start, (Run, str, os.PathLike), "a run that has ended, or its folder")
     earlier = start if isinstance(start, Run) else _from_folder(Path(start), model, data, split, options)  # type: ignore[arg-type]
     _check_same_clients(data.ids, earlier._loop.problem.data.ids)
@@ -45,7 +45,11 @@ def _from_folder(
     path: Path, model: nn.Module | Task, data: FederatedData, split: Split | None, options: Options
 ) -> Run:
     config = files.read_config(path)
-    for name in ("aggregator", "codec", "attack"):  # how uploads travelled is over, and may be of the user's own
+    for name in (
+        "aggregator",
+        "codec",
+        "attack",
+    ):  # how its uploads travelled no longer matters, and may need code of the user's own
         config.pop(name, None)
     own = Given(loss=options.loss, metric=options.metric)
     if isinstance(config.get("run"), dict):
@@ -109,7 +113,7 @@ def take_over_values(problem: Problem, earlier: Run, model: nn.Module | Task) ->
 
 
 def _is_taken_over(name: str, value: Tensor, split: Split, model: nn.Module | Task) -> bool:
-    """Whether a split that renames (a second model beside the first) was made from a model with that very value."""
+    """Whether ``model``, from which a split with new names was made, has that very value under that name."""
     if split.model is None or isinstance(model, Task):
         return False
     tensors = tree.module_tensors(model)

@@ -79,7 +79,7 @@ def train(run: Run, callbacks: Callbacks) -> Run:
 
 
 def _safeguard(run: Run) -> None:
-    """Let clients choose where that is asked for, and anew where the folder has choices of an earlier end."""
+    """Let clients choose their models where the run asks for it, or chose before it was resumed."""
     earlier = read_safeguard(run.folder, run._loop.progress.run, run._loss) if run.folder else None
     if earlier is not None:
         run._let_choose(earlier.mix, earlier.one_model, earlier.alpha)
@@ -97,7 +97,7 @@ def _add_row(run: Run, train_loss: float, seconds: float) -> Row:
 
 
 def _stop(run: Run, train_loss: float, seconds: float, identity: dict[str, Any], callbacks: Callbacks) -> None:
-    """Leave the round that a callback stopped at as the last one would be left: evaluated, with a checkpoint."""
+    """End a run that a callback stopped as any run ends: with an evaluation and a checkpoint."""
     loop, now = run._loop, run._loop.progress
     log.info("stopped after round %d of %d: %s", now.round, loop.rounds, run.stopped)
     if now.round and not (run.history and run.history[-1]["round"] == now.round):
@@ -115,7 +115,7 @@ def _log_dropped(record: RoundRecord) -> None:
 
 @contextlib.contextmanager
 def _close_at_end(run: Run, identity: dict[str, Any]) -> Iterator[None]:
-    """Close the engine in the end.
+    """Close the engine when the block ends, however it ends.
 
     An interrupt leaves a checkpoint, unless the round is half done or not evaluated. A run that stops because it
     diverged leaves one of its last good round.
@@ -165,7 +165,7 @@ def _write_engine(run: Run, engine: Engine) -> None:
 
 
 def _evaluate(run: Run, train_loss: float, seconds: float) -> Row:
-    """Make the run's row per client; the row of the history that sums them up."""
+    """Evaluate the clients: renew the run's row per client, and return the row of the history that sums them up."""
     loop, now = run._loop, run._loop.progress
     metric, part = loop.problem.task.deciding, run.config["run"]["evaluate_on"]
     run.clients, pooled = run._score_clients(part)

@@ -68,7 +68,7 @@ def verify(folder: str | os.PathLike[str], *, data: bool | FederatedData = False
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """The folders of runs in a folder: itself, or those below it. One that was cut off while being made is none."""
+    """The folders of runs in a folder: itself, or those below it; without those that were cut off while being made."""
     places = {mark.parent for name in (CONFIG, files.IDENTITY) for mark in folder.rglob(name)}
     return sorted(place for place in places if any((place / name).exists() for name in files.OURS))
 
@@ -119,7 +119,7 @@ def _verify_pipeline(path: Path, runs: list[Path], check: _Check) -> None:
 
 
 def _verify_recipe(path: Path, runs: list[Path], check: _Check) -> None:
-    """Compare the table and the results of cells, which are all tables that lie in no run."""
+    """Compare the recipe's table and the results of its cells: all JSON files that belong to no run."""
     run = str(read_sealed(path / RECIPE, keys=["run"])["run"])
     if (path / TABLE).exists():
         check.ask(lambda: read_sealed(path / TABLE, run, format=TABLE_FORMAT))

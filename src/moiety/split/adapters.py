@@ -27,15 +27,7 @@ from moiety.split.grafts import (
     graft,
     layer_sides,
 )
-from moiety.split.layers import (
-    Layer,
-    find_head,
-    find_transformer_blocks,
-    is_conv1d,
-    is_norm,
-    join_names,
-    list_layers,
-)
+from moiety.split.layers import Layer, find_head, find_transformer_blocks, is_conv1d, is_norm, join_names, list_layers
 from moiety.split.names import Patterns, as_list, matches, read_names
 
 M = TypeVar("M", bound=nn.Module)

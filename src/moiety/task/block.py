@@ -61,7 +61,7 @@ def in_block() -> bool:
 
 
 def leave_block() -> AbstractContextManager[None]:
-    """Within it, code runs once, as if for no block of clients."""
+    """A context in which code runs once, as it would outside of a block of clients."""
     if functorch is None or not in_block():
         return nullcontext()
     context: AbstractContextManager[None] = functorch.temporarily_pop_interpreter_stack()

@@ -22,7 +22,7 @@ from torch.nn import functional
 from moiety.types import Params
 
 LEAST = 1 << 18
-"""A single client steps so only where some weight has as many numbers: else the calls cost more than a gradient."""
+"""A single client takes such steps only where some weight has this many numbers: else they cost more than gradients."""
 
 
 class Rate(NamedTuple):

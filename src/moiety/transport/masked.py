@@ -9,6 +9,7 @@ from torch import Tensor
 
 from moiety.errors import must
 from moiety.local.masked import Masked
+from moiety.local.verbs import drop_prefix
 from moiety.transport.sparse import pack_masks, read_mask, sparse_pack, sparse_unpack
 from moiety.types import Packing, Params
 
@@ -34,17 +35,18 @@ def masked_packing(
         check_names(packed, like, mask)
         return sparse_unpack(packed, like, mask)[0]
 
-    def split(upload: Params) -> Params:
-        return {name: p for name, p in upload.items() if with_masks is None or not name.startswith(with_masks)}
+    def take_values(upload: Params) -> Params:
+        return upload if with_masks is None else drop_prefix(upload, with_masks)
 
     def pack_up(key: Tensor, upload: Params, facts: Masked, after: Masked) -> Params:
-        values, before = split(upload), own_mask(key, split(upload), facts)
+        values = take_values(upload)
+        before = own_mask(key, values, facts)
         new = any(bool((before[name] != mask).any()) for name, mask in after.mask.items())
         packed = sparse_pack(values, before if with_masks is None else after.mask, known=True)
         return packed | (pack_masks(after.mask) if new else {})
 
     def unpack_up(key: Tensor, packed: Params, like: Params, facts: Masked) -> tuple[Params, Masked]:
-        layout = split(like)
+        layout = take_values(like)
         before = own_mask(key, layout, facts)
         check_names(packed, layout, before)
         masks = {name: read_mask(packed, name, layout[name]) for name in before}
