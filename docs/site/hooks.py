@@ -23,24 +23,36 @@ OUTSIDE = {
 INSIDE = re.compile(r"\]\((?:\./)?(?:docs/)?([\w./-]+\.(?:md|svg|png))(#[\w-]+)?\)")
 FENCED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 ABOVE = re.compile(r"\]\(((?:\.\./)+)([\w./-]+)(#[\w-]+)?\)")
-PACKAGES = (
-    "data",
-    "split",
-    "models",
-    "server",
-    "clock",
-    "codec",
-    "aggregator",
-    "attack",
-    "privacy",
-    "schedule",
-    "solver",
-    "kernel",
-    "prior",
-    "callbacks",
-    "deploy",
-)
-"""Public packages whose names the reference lists one by one."""
+REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "api-runs.md": (
+        "Training and runs",
+        (
+            "fit", "resume", "load", "verify", "Run", "Settings", "pipeline", "Stage", "sweep", "tune", "callbacks",
+            "PersonalisedClassifier", "PersonalisedRegressor", "MoietyError",
+        ),
+    ),
+    "api-data.md": ("Data", ("FederatedData", "data")),
+    "api-models.md": (
+        "Models, losses and metrics",
+        ("models", "loss", "Metric", "SetMetric", "evaluation", "Task", "task"),
+    ),
+    "api-splits.md": ("Splits", ("Split", "split")),
+    "api-algorithms.md": ("Algorithms", ("algorithms", "glocal_erm", "fictitious_play", "Algorithm", "random")),
+    "api-work.md": (
+        "Local work", ("sgd", "adam", "adamw", "online", "solver", "kernel", "prior", "schedule"),
+    ),
+    "api-server.md": (
+        "Server and messages", ("server", "aggregator", "attack", "codec", "clock", "privacy"),
+    ),
+    "api-analysis.md": (
+        "Choose and analyse",
+        ("recommend", "advise", "diagnose_split", "analysis"),
+    ),
+    "api-reports.md": ("Reports and experiments", ("reports", "experiments")),
+    "api-deploy.md": ("Devices", ("deploy",)),
+}  # fmt: skip
+"""The pages of the reference: title, and public names of moiety. A package stands for all that it offers."""
+ALGORITHMS = "moiety.algorithms."
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -49,7 +61,9 @@ def on_files(files: Files, config: Any) -> Files:
         if page != "index.md":
             text = (ROOT / source).read_text(encoding="utf-8")
             files.append(File.generated(config, page, content=INSIDE.sub(_from_top, text)))
-    files.append(File.generated(config, "api.md", content=list_reference()))
+    files.append(File.generated(config, "api.md", content=write_index()))
+    for page, (title, names) in REFERENCE.items():
+        files.append(File.generated(config, page, content=write_reference(title, names)))
     return files
 
 
@@ -74,20 +88,46 @@ def _from_top(link: re.Match[str]) -> str:
     return f"]({OUTSIDE.get(target, target)}{anchor or ''})"
 
 
-def list_reference() -> str:
-    """The reference: all public names, algorithms and packages apart."""
-    algorithms = [name for name in mo.__all__ if getattr(getattr(mo, name), "__module__", "").startswith(ALGORITHMS)]
-    others = [name for name in mo.__all__ if name not in algorithms and not inspect.ismodule(getattr(mo, name))]
+def list_names(name: str) -> dict[str, Any]:
+    """What a name of the table of pages stands for: itself, all algorithms, or what a package offers."""
+    if name == "algorithms":
+        return {f"mo.{each}": getattr(mo, each) for each in sorted(mo.__all__) if is_algorithm(each)}
+    member = getattr(mo, name)
+    return list_members(name) if inspect.ismodule(member) else {f"mo.{name}": member}
+
+
+def is_algorithm(name: str) -> bool:
+    """Whether a public name builds an algorithm."""
+    return getattr(getattr(mo, name), "__module__", "").startswith(ALGORITHMS)
+
+
+def write_index() -> str:
+    """The first page of the reference: every public name, with a link."""
     lines = ["# API reference", "", "Everything public, from its docstring. `import moiety as mo` first.", ""]
-    lines += ["## moiety", "", *(write_entry(f"mo.{name}", getattr(mo, name)) for name in sorted(others))]
-    lines += ["## Algorithms", "", *(write_entry(f"mo.{name}", getattr(mo, name)) for name in sorted(algorithms))]
-    for package in PACKAGES:
-        names = list_members(package)
-        lines += [f"## moiety.{package}", "", *(write_entry(name, member) for name, member in names.items())]
+    for page, (title, names) in REFERENCE.items():
+        members = [pair for name in names for pair in list_once(name, names)]
+        links = [f"[`{call}`][{member.__module__}.{member.__qualname__}]" for call, member in members]
+        lines += [f"**[{title}]({page})**: {', '.join(links)}.", ""]
     return "\n".join(lines)
 
 
-ALGORITHMS = "moiety.algorithms."
+def write_reference(title: str, names: tuple[str, ...]) -> str:
+    """A page of the reference: a package has a heading of its own."""
+    lines = [f"# {title}", ""]
+    single = [name for name in names if name != "algorithms" and not inspect.ismodule(getattr(mo, name))]
+    for name in [*single, *(name for name in names if name not in single)]:
+        if name not in single and len(names) > 1:
+            lines += [f"## {'All algorithms' if name == 'algorithms' else f'moiety.{name}'}", ""]
+        lines += [write_entry(call, member) for call, member in list_once(name, names)]
+    return "\n".join(lines)
+
+
+def list_once(name: str, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """What a name of a page stands for, without what the page also has by a shorter name: mo.data.FederatedData."""
+    short = {id(getattr(mo, each)) for each in names if hasattr(mo, each) and each != name}
+    return [
+        (call, member) for call, member in list_names(name).items() if call.count(".") == 1 or id(member) not in short
+    ]
 
 
 def list_members(package: str) -> dict[str, Any]:
@@ -112,11 +152,15 @@ def write_entry(name: str, member: Any) -> str:
 
 def find_example(name: str) -> tuple[Path | None, str]:
     """The first block that calls this name, on its own page or else on any, and that page."""
-    docs, called = ROOT / "docs", re.compile(rf"\b{re.escape(name)}\(")
-    short = name.rpartition(".")[2]
+    docs, short = ROOT / "docs", name.rpartition(".")[2]
+    imported = re.compile(rf"^from moiety[\w.]* import .*\b{short}\b", re.MULTILINE)
     pages = sorted(docs.rglob("*.md"), key=lambda page: (page.stem.replace("-", "_") != short, page))
     for page in pages:
-        for block in FENCED.findall(page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        called = re.compile(
+            rf"\b{re.escape(name)}\(|(?<![.\w]){short}\(" if imported.search(text) else rf"\b{re.escape(name)}\("
+        )
+        for block in FENCED.findall(text):
             if called.search(block):
                 return page.relative_to(docs), block
     return None, ""

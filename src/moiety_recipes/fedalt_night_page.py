@@ -229,10 +229,18 @@ def _more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
     how: dict[str, Any] = {"across": "round", "label": label, "scale": scale, "title": name}
     sizes = sorted((int(row["n"]) for row in comparison.steps["fedavg"]["clients"]), reverse=True)
     line = [(list(range(1, len(sizes) + 1)), sizes)]
-    return {
-        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how)),
-        f"{name}/figure6.png": (
-            f"{name}: training rows of the clients (Figure 6)",
-            partial(mo.reports.courses, {"clients": line}, across="client", label="training rows", title=name),
-        ),
+    figures: Figures = {
+        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how))
     }
+    if len(set(sizes)) > 1:  # one size would be a flat line
+        figures[f"{name}/figure6.png"] = (
+            f"{name}: training rows of the clients (Figure 6)",
+            partial(
+                mo.reports.courses,
+                {"clients": line},
+                across="clients, from most rows to fewest",
+                label="training rows",
+                title=name,
+            ),
+        )
+    return figures

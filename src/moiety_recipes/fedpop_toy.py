@@ -289,12 +289,12 @@ def shorten(plan: Plan, claims: Sequence[Row]) -> Iterator[Row]:
 
 
 def draw(by_measure: dict[str, list[Row]]) -> Any:
-    """The distances along the problems, a panel for each measure."""
+    """The distances of every problem, a panel for each measure."""
     panels = {
         title: {method: list_points(by_measure[measure], method) for method in SHOWN[measure]}
         for measure, title in MEASURES.items()
     }
-    return mo.reports.bands(panels, x="problem, in the order of the table", y="distance", columns=2)
+    return mo.reports.bands(panels, x="problem, in the order of the table", y="distance", columns=2, joined=False)
 
 
 def list_points(rows: Sequence[Row], method: str) -> list[Row]:

@@ -185,7 +185,9 @@ def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
         best, counts = best_split(seeds, results, n), Counter(results[s, n, "advice"]["SGD"]["best"] for s in seeds)
         marks[n] = [f"{'best, ' if split == best else ''}advised {counts[split]}x" for split in splits]
     title = f"best: the best split after training; advised: by the diagnosis, in so many of {len(seeds)} seeds"
-    return mo.reports.heat_map(rows, splits, label="test accuracy (%)", marks=marks, title=title)
+    return mo.reports.heat_map(
+        rows, splits, label="test accuracy (%)", marks=marks, title=title, x="personal part", y="setting"
+    )
 
 
 SHOWN = (

@@ -154,7 +154,9 @@ def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
 
     rows = {name: [gain(name, arm) for arm in ARMS] for name in plan.settings}
     columns = [f"{arm.split}, {'fresh' if arm.fresh else 'FedAvg'}" for arm in ARMS]
-    return mo.reports.heat_map(rows, columns, label="points above FedAvg, equal communication")
+    return mo.reports.heat_map(
+        rows, columns, label="points above FedAvg, equal communication", x="personal part, first values", y="setting"
+    )
 
 
 ABOUT = (

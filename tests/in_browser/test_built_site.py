@@ -22,8 +22,9 @@ SITE = Path(__file__).parents[2] / "build" / "site"
 if not (SITE / "index.html").is_file():
     pytest.skip("there is no site in build/site: make docs", allow_module_level=True)
 
-PAGES = ("index.html", "start.html", "tutorials/hospital.html", "api.html")
+PAGES = ("index.html", "start.html", "tutorials/hospital.html", "api.html", "api-data.html")
 SCHEMES = {"light": "default", "dark": "slate"}
+SIZES = {"phone": (390, 844), "tablet": (820, 1180), "desk": (1280, 900)}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -51,7 +52,7 @@ def address(request):
 @pytest.fixture(scope="module")
 def browser():
     with open_browser() as session:
-        session.size(1280, 900)
+        session.size(*SIZES["desk"])
         yield session
 
 
@@ -62,13 +63,17 @@ def leaving(browser: Browser, address: str) -> list[str]:
 
 @pytest.mark.parametrize("theme", SCHEMES)
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_nothing_and_asks_nobody_else(browser, address, page, theme):
+def test_a_page_says_nothing_asks_nobody_else_and_fits(browser, address, page, theme):
     browser.prefer(theme)
+    browser.size(*SIZES["desk"])
     browser.open(address + page)
     assert browser.run("return document.body.dataset.mdColorScheme") == SCHEMES[theme]
     assert browser.run("return document.querySelector('h1').textContent.trim()")
     script = "[...document.images].filter((e) => e.complete && !e.naturalWidth).map((e) => e.src)"
     assert browser.run(f"return {script}") == []
+    for size in SIZES.values():
+        browser.size(*size)
+        assert browser.run("return document.documentElement.scrollWidth - innerWidth") <= 0, size
     assert browser.messages() == []
     assert leaving(browser, address) == []
 
@@ -107,11 +112,3 @@ def test_search_says_when_there_is_nothing(browser, address):
     answer = "return document.querySelector('.md-search-result__meta').textContent.trim()"
     WebDriverWait(browser.driver, 60).until(lambda _: browser.run(answer) == "No matching documents")
     assert browser.run("return document.querySelectorAll('a.md-search-result__link').length") == 0
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_fits_a_phone(browser, address, page):
-    browser.size(390, 844)
-    browser.open(address + page)
-    assert browser.run("return document.documentElement.scrollWidth - innerWidth") <= 0
-    browser.size(1280, 900)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -19,6 +20,8 @@ if not (CHROMIUM and DRIVER):
     pytest.skip("no Chromium with its driver here: apt-get install chromium chromium-driver", allow_module_level=True)
 
 SIZES = {"phone": (390, 844), "tablet": (820, 1180), "desk": (1280, 900)}
+COLOURS = {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 21, 26)"}
+"""The page's own."""
 PAGES = {"one": one_run, "several": several_runs, "posterior": posterior}
 
 
@@ -301,6 +304,11 @@ def test_the_live_page_follows_a_run_to_its_end(browser, tmp_path):
         browser.open(address)
         worker.start()
         answers.append(wait_for(browser, "Round 2 of 4"))
+        for size, theme in itertools.product(SIZES.values(), ("light", "dark")):
+            browser.size(*size)
+            browser.prefer(theme)
+            assert browser.run("return document.documentElement.scrollWidth - innerWidth") <= 0
+            assert browser.run("return getComputedStyle(document.body).backgroundColor") == COLOURS[theme]
         gate.set()
         answers.append(wait_for(browser, "Personal models"))
         assert all(answers)

@@ -4,7 +4,7 @@ import pytest
 
 from moiety.errors import MoietyError
 from moiety.reports.figures import COLOURS
-from moiety.reports.lines import bands
+from moiety.reports.lines import bands, forest
 
 
 def line(*means, width=1.0):
@@ -32,6 +32,33 @@ def test_panels_that_are_left_over_are_not_shown():
 def test_without_intervals_there_are_lines_alone():
     figure = bands({"a": {"one": [{"x": 0, "mean": 1}, {"x": 1, "mean": 2}]}}, x="x", y="y")
     assert not figure.axes[0].collections
+
+
+def test_names_that_are_not_joined_stand_side_by_side_with_bars():
+    figure = bands({"a": {"one": line(3, 5), "two": line(3, 2)}}, x="problem", y="score", joined=False)
+    (axes,) = figure.axes
+    one, two = axes.lines[:2]
+    assert one.get_ydata().tolist() == [3, 5]
+    assert {one.get_linestyle(), two.get_linestyle()} == {"None"}
+    assert one.get_xdata()[0] < 0 < two.get_xdata()[0]
+    bars = [[pair[:, 1].tolist() for pair in each.get_segments()] for each in axes.collections]
+    assert bars == [[[2, 4], [4, 6]], [[2, 4], [1, 3]]]
+
+
+def test_intervals_of_shares_stay_within_0_and_100():
+    figure = bands({"a": {"one": line(99.5, 0.5, width=2)}}, x="round", y="test accuracy (%)")
+    heights = figure.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0, 100)
+
+
+def test_a_forest_says_where_its_line_is_and_has_room_for_every_row():
+    rows = [{"row": "one", "mean": -2.0, "low": -4.0, "high": 0.0}, {"row": "two", "mean": -5.0}]
+    (axes,) = forest(rows, x="points, 99% interval", line=-3.0).axes
+    assert axes.get_xlabel() == "points, 99% interval; the grey line is at -3"
+    low, high = axes.get_ylim()
+    assert low < -1
+    assert high > 0
+    assert forest(rows, x="points").axes[0].get_xlabel() == "points"
 
 
 @pytest.mark.parametrize("series", [{}, {"a": {}}, {"a": {str(k): line(1) for k in range(7)}}])

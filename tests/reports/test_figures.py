@@ -60,6 +60,18 @@ def test_scatter_without_training_rows_and_with_far_sizes():
     assert scatter_change({"adapter": make_changes(1.0, 2.0)}).axes[0].get_xscale() == "linear"
 
 
+def test_legends_stand_outside_of_the_panels():
+    """A point or an interval may be anywhere in them."""
+    scatter, parts = scatter_change({"full": make_changes(0.5, -0.25, 0.0)}), accuracy_against_parameters(ROWS)
+    for figure in (scatter, parts):
+        figure.draw_without_rendering()
+    panel = scatter.axes[0]
+    assert panel.get_legend().get_window_extent().y0 >= panel.get_window_extent().y1
+    assert panel.title.get_window_extent().y0 >= panel.get_legend().get_window_extent().y1
+    assert parts.axes[0].get_legend() is None
+    assert parts.legends[0].get_window_extent().y1 <= parts.axes[0].get_window_extent().y0
+
+
 def test_violins_mark_median_quartiles_and_range():
     """0, 1, 2, 3, 10 in points: quartiles 1, 2, 3. -4, -2 and one without rows: quartiles -3.5, -3, -2.5."""
     figure = violins(
@@ -91,10 +103,11 @@ def test_bands_go_from_least_to_largest():
     (axes,) = figure.axes
     line = next(line for line in axes.lines if line.get_label() == "mean over seeds")
     assert line.get_xydata().tolist() == [[1, pytest.approx(-20)], [2, -10], [3, 20]]
-    band, dots = axes.collections
+    band, dots, always = axes.collections
     corners = {tuple(np.round(xy, 6)) for xy in band.get_paths()[0].vertices}
     assert corners == {(1, -30), (1, -10), (2, -40), (2, 20), (3, 10), (3, 30)}
     assert dots.get_offsets().tolist() == [[2, -10]]
+    assert always.get_offsets().tolist() == [[1, pytest.approx(-20)]]
     assert [t.get_text() for t in figure.legends[0].get_texts()] == [
         "least to largest of 3 seeds",
         "mean over seeds",

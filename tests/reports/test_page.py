@@ -288,3 +288,33 @@ def test_cards_of_several_runs_show_what_the_headline_compares():
     assert "fedalt is 30.0 points better than fedavg in accuracy" in text
     assert "<dd>80.0%</dd>" in text
     assert "<dd>70.0%</dd>" not in text
+
+
+def compare_scores(scores: dict[str, tuple[float, ...]]) -> Page:
+    """A page of runs whose only client has these scores, one for each seed."""
+    return Page(
+        make_page(
+            [
+                group(name, *(result(name, [client("a", s, s)], history(s), seed) for seed, s in enumerate(each)))
+                for name, each in scores.items()
+            ]
+        )
+    )
+
+
+def test_the_headline_of_many_runs_says_which_are_better_which_worse_and_how_many_are_open():
+    """All seeds of `up` are 20 points better, all of `down` 30 worse; those of `even` are on both sides."""
+    base = (0.5, 0.6, 0.7)
+    up, down, even = (0.7, 0.8, 0.9), (0.2, 0.3, 0.4), (0.4, 0.7, 0.7)
+    page = compare_scores({"fedavg": base, "up": up, "even": even, "down": down})
+    assert page.texts["h1"] == (
+        "Beyond the noise of seeds, better than fedavg: up (+20.0 points); worse than fedavg: down (-30.0 points);"
+        " not decided: 1."
+    )
+    page = compare_scores({"fedavg": base, "even": even, "same": base})
+    assert page.texts["h1"] == "None of 2 runs differs from fedavg beyond the noise of seeds."
+
+
+def test_the_card_of_helped_and_hurt_says_of_which_comparison():
+    text = make_page([group(name, result(name, [client("a", 0.9, 0.5, n_test=100)])) for name in ("fedavg", "fedalt")])
+    assert "of 1 client beyond noise, fedalt against fedavg" in text

@@ -22,12 +22,22 @@ def hooks(monkeypatch):
 
 def test_what_a_user_calls_has_an_example(hooks) -> None:
     names = {f"mo.{name}": getattr(mo, name) for name in mo.__all__}
-    names |= {name: member for package in ("data", "split", "models", "privacy") for name, member in
-              hooks.list_members(package).items()}  # fmt: skip
+    for package in ("data", "split", "models", "privacy", "loss"):
+        names |= hooks.list_members(package)
     functions = {name: member for name, member in names.items() if inspect.isfunction(member)}
     assert len(functions) > 80
     bare = {name for name, member in functions.items() if ">>>" not in (member.__doc__ or "")}
     assert {name for name in bare if hooks.find_example(name)[0] is None} == WITHOUT
+
+
+def test_every_public_name_is_on_one_page_of_the_reference(hooks) -> None:
+    places = [name for _, names in hooks.REFERENCE.values() for name in names]
+    assert len(places) == len(set(places))
+    assert set(places) - {"algorithms"} == {name for name in mo.__all__ if not hooks.is_algorithm(name)}
+    assert len(hooks.list_names("algorithms")) == len(list(filter(hooks.is_algorithm, mo.__all__))) >= 24
+    index = hooks.write_index()
+    assert all(f"[`mo.{name}`]" in index for name in ("fit", "fedalt", "data.from_frame", "experiments.Cell"))
+    assert all(f"]({page})" in index for page in hooks.REFERENCE)
 
 
 def test_an_algorithm_has_the_example_of_its_own_page(hooks) -> None:

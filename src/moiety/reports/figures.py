@@ -196,7 +196,10 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
         use_logarithm(axes)
     else:
         axes.locator_params(axis="x", integer=True)
-    axes.legend(fontsize=10, loc="best", framealpha=0.8)
+    if points:  # above the panel, where it hides no point
+        place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
+        axes.legend(fontsize=10, ncols=len(KINDS), frameon=False, columnspacing=1.2, handletextpad=0.1, **place)
+        axes.set_title(axes.get_title(), fontsize=12, pad=24)
 
 
 def use_logarithm(axes: Axes) -> None:
@@ -274,8 +277,10 @@ def seed_bands(rows: Rows, *, unit: str = "pp", scale: float = 100, title: str =
         label = f"hurt in some seeds only: {len(sometimes)} of {len(rows)}"
         x, y = [ranks[i] for i in sometimes], [mean[i] for i in sometimes]
         axes.scatter(x, y, s=16, color=ORANGE, edgecolors="black", linewidths=0.4, zorder=3, label=label)
-    always = sum(row["hurt"] == row["seeds"] for row in rows)
-    axes.plot([], [], " ", label=f"hurt in every seed: {always} of {len(rows)}")
+    always = [i for i, row in enumerate(rows) if row["hurt"] == row["seeds"]]
+    label = f"hurt in every seed: {len(always)} of {len(rows)}"
+    x, y = [ranks[i] for i in always], [mean[i] for i in always]
+    axes.scatter(x, y, s=24, color=VERMILION, marker="v", linewidths=0, zorder=3, label=label)
     legend_below(figure, 2)
     return figure
 
@@ -303,5 +308,5 @@ def accuracy_against_parameters(rows: Rows, *, unit: str = "pp", scale: float = 
         label = f"{row['row']}: {row['personal']:,} ({100 * row['share']:.3g}% of all)"
         axes.errorbar([x], [y], yerr=bars, fmt=mark, color=colour, markersize=10, capsize=4, label=label)
     use_logarithm(axes)
-    axes.legend(fontsize=11, loc="best")
+    legend_below(figure, 2)  # an interval may reach any corner of the panel
     return figure

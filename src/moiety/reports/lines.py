@@ -16,11 +16,13 @@ Line = tuple[Sequence[float], Sequence[float]]
 """The two coordinates of a line's points."""
 
 STROKES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+BESIDE = 0.15
+"""How far apart the marks of names stand that are not joined by lines."""
 MARKED = 20
 """Lines of up to this many points have marks."""
 
 
-def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: int = 3) -> Figure:
+def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: int = 3, joined: bool = True) -> Figure:
     """Means as lines and their intervals as bands, in panels; a name has its colour and mark in all of them.
 
     Intervals of numbers in per cent are drawn from 0 to 100 at most.
@@ -31,21 +33,29 @@ def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: 
         x: label of the horizontal axes.
         y: label of the vertical axes.
         columns: the most panels in a row.
+        joined: whether the means of a name are joined by a line. If ``x`` counts things without an order between them,
+            give False: marks then stand side by side, with bars as intervals.
     """
     must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
     names = list(dict.fromkeys(name for lines in series.values() for name in lines))
     must(len(names) <= len(COLOURS), "series", f"lines of at most {len(COLOURS)} names", len(names))
     figure, places = make_panels(series, columns=columns, margin=0.8, height=2.9, x=x, y=y)
+    stroke = "-" if joined else " "
     for axes, lines in places:
         for name, points in lines.items():
             colour, mark = COLOURS[names.index(name)], MARKS[names.index(name)]
-            across, mean = [p["x"] for p in points], [p["mean"] for p in points]
-            axes.plot(across, mean, color=colour, marker=mark if len(points) <= MARKED else None, markersize=5)
+            aside = 0.0 if joined else BESIDE * (names.index(name) - (len(names) - 1) / 2)
+            across, mean = [p["x"] + aside for p in points], [p["mean"] for p in points]
+            marker = mark if len(points) <= MARKED or not joined else None
+            axes.plot(across, mean, color=colour, marker=marker, markersize=5, linestyle=stroke)
             if all(p.get("low") is not None for p in points):
                 low, high = ([keep_possible(p[key], y) for p in points] for key in ("low", "high"))
-                axes.fill_between(across, low, high, color=colour, alpha=0.15, linewidth=0)
+                if joined:
+                    axes.fill_between(across, low, high, color=colour, alpha=0.15, linewidth=0)
+                else:
+                    axes.vlines(across, low, high, color=colour, linewidth=1.4)
     for name, colour, mark in zip(names, COLOURS, MARKS, strict=False):
-        places[0][0].plot([], [], color=colour, marker=mark, markersize=5, label=name)
+        places[0][0].plot([], [], color=colour, marker=mark, markersize=5, linestyle=stroke, label=name)
     legend_below(figure, len(names))
     return figure
 
@@ -89,7 +99,8 @@ def courses(
     if min(ends) > 0 and max(ends) > 10 * min(ends):
         use_logarithm(axes)
     axes.grid(alpha=0.3, linewidth=0.6)
-    legend_below(figure, len(series))
+    if len(series) > 1:
+        legend_below(figure, len(series))
     return figure
 
 
@@ -169,7 +180,8 @@ def heat_map(
             axes.text(column, at, f"{value:.{digits}f}{word}", ha="center", va="center", fontsize=9, color=colour)
     axes.set_xticks(range(len(columns)), [name.replace(", ", ",\n") for name in columns], fontsize=10)
     axes.set_yticks(range(len(rows)), list(rows), fontsize=11)
-    axes.tick_params(axis="x", labelrotation=35)
+    for tick in axes.get_xticklabels():  # each ends below its column
+        tick.set(rotation=35, ha="right", rotation_mode="anchor")
     figure.colorbar(image, ax=axes).set_label(label, fontsize=12)
     return figure
 
@@ -181,11 +193,14 @@ def forest(rows: Rows, *, x: str, title: str = "", line: float = 0.0) -> Figure:
         rows: with ``row``, ``mean`` and, where they are known, ``low`` and ``high``; ``strong`` ones are drawn heavier.
         x: label of the horizontal axis.
         title: above the figure.
-        line: where the vertical line stands.
+        line: where the vertical line stands; the label says so where it is not at 0.
     """
     must(len(rows) > 0, "rows", "at least one", "none")
+    if line:
+        x = f"{x}; the grey line is at {line:g}"
     figure, axes = make_axes(1.2 + 0.24 * len(rows), x=x, y="", title=title)
     axes.axvline(line, color="grey", linewidth=0.8)
+    axes.set_ylim(0.6 - len(rows), 0.6)  # no row lies on the frame
     for at, row in enumerate(rows):
         strong = bool(row.get("strong"))
         colour = COLOURS[1] if strong else COLOURS[0]

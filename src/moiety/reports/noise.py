@@ -78,7 +78,8 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     if not all(math.isfinite(value) for value in values):
         return math.nan, math.nan
     span = interval([float(value) for value in values])
-    return float(span.low or span.mean), float(span.high or span.mean)
+    low, high = (span.mean if end is None else end for end in (span.low, span.high))
+    return float(low), float(high)
 
 
 def read_ends(rows: Sequence[dict[str, Any]]) -> Ends | None:

@@ -36,13 +36,13 @@ def reliability_diagram(series: Mapping[str, Sequence[Mapping[str, Any]]], *, ti
     figure, places = make_panels(columns, columns=3, margin=1.0, height=height, x="confidence", y=y, title=title)
     for axes, bins in places:
         width = [high - low for low, high in zip(bins["low"], bins["high"], strict=True)]
-        axes.bar(bins["low"], bins["accuracy"], width, align="edge", color=BLUE, alpha=0.55, label="accuracy")
+        axes.bar(bins["low"], bins["accuracy"], width, align="edge", color=BLUE, alpha=0.55, label="accuracy in a bin")
         shares = [n / sum(bins["n"]) for n in bins["n"]]
         # A line for each bin, not one through all: bins without examples have no row.
-        axes.hlines(shares, bins["low"], bins["high"], color=GREY, linewidth=2.5, label="examples")
+        axes.hlines(shares, bins["low"], bins["high"], color=GREY, linewidth=2.5, label="share of examples")
         axes.plot([0, 1], [0, 1], color="black", linewidth=1, linestyle="--")
         points = bins["confidence"], bins["accuracy"]
-        axes.scatter(*points, s=30, color=VERMILION, zorder=3, label="mean of a bin")
+        axes.scatter(*points, s=30, color=VERMILION, zorder=3, label="mean confidence and accuracy of a bin")
         axes.set(xlim=(0, 1), ylim=(0, 1))
     legend_below(figure, 3, places[0][0])
     return figure

@@ -75,6 +75,11 @@ def binary_cross_entropy(pos_weight: float = 1.0) -> LabelLoss:
 
     Args:
         pos_weight: how much a label 1 counts, where a label 0 counts 1.
+
+    >>> import torch, moiety as mo
+    >>> loss = mo.loss.binary_cross_entropy(pos_weight=3.0)
+    >>> loss(torch.zeros(2, 1), {"y": torch.tensor([1, 0])})  # 3 log 2, log 2
+    tensor([2.0794, 0.6931])
     """
     number("pos_weight", pos_weight, "> 0 and finite", lambda w: 0 < w < math.inf)
 
@@ -90,7 +95,12 @@ def binary_cross_entropy(pos_weight: float = 1.0) -> LabelLoss:
 
 @recorded
 def huber(delta: float = 1.0) -> LabelLoss:
-    """Half the squared error up to ``delta``, linear beyond: outliers count for less. The mean over outputs."""
+    """Half the squared error up to ``delta``, linear beyond: outliers count for less. The mean over outputs.
+
+    >>> import torch, moiety as mo
+    >>> mo.loss.huber(delta=1.0)(torch.zeros(2, 1), {"y": torch.tensor([1.0, 3.0])})  # 1 / 2, 3 - 1 / 2
+    tensor([0.5000, 2.5000])
+    """
     number("delta", delta, "> 0 and finite", lambda d: 0 < d < math.inf)
 
     def compute(output: Tensor, batch: Batch) -> Tensor:
@@ -102,7 +112,12 @@ def huber(delta: float = 1.0) -> LabelLoss:
 
 @recorded
 def quantile(level: float = 0.5) -> LabelLoss:
-    """The pinball loss, whose best output is that quantile of y: 0.5 is the median. The mean over outputs."""
+    """The pinball loss, whose best output is that quantile of y: 0.5 is the median. The mean over outputs.
+
+    >>> import torch, moiety as mo
+    >>> mo.loss.quantile(level=0.75)(torch.zeros(2, 1), {"y": torch.tensor([2.0, -2.0])})  # 0.75 x 2, 0.25 x 2
+    tensor([1.5000, 0.5000])
+    """
     proper_fraction("level", level)
 
     def compute(output: Tensor, batch: Batch) -> Tensor:
@@ -114,7 +129,12 @@ def quantile(level: float = 0.5) -> LabelLoss:
 
 @recorded
 def poisson() -> LabelLoss:
-    """Minus the log-likelihood of counts whose log rate is the output, but for what depends on y alone."""
+    """Minus the log-likelihood of counts whose log rate is the output, but for what depends on y alone.
+
+    >>> import torch, moiety as mo
+    >>> mo.loss.poisson()(torch.ones(1, 1), {"y": torch.tensor([2.0])})  # e - 2
+    tensor([0.7183])
+    """
 
     def compute(output: Tensor, batch: Batch) -> Tensor:
         y = batch["y"]

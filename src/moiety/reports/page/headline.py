@@ -102,13 +102,12 @@ def _list_decided(pairs: Sequence[View], base: str, metric: str) -> str:
         if span.low is not None and span.high is not None and not span.low <= 0 <= span.high:
             gain = f"{format_gain(span.mean, metric)}{' points' if is_percentage(metric) else ''}"
             sides["better" if span.mean > 0 else "worse"].append(f"{make_printable(view.new)} ({gain})")
-    parts = [
-        f"{list_names(names, 3)} {'is' if len(names) == 1 else 'are'} {word}" for word, names in sides.items() if names
-    ]
+    parts = [f"{word} than {base}: {list_names(names, 3)}" for word, names in sides.items() if names]
+    if not parts:
+        return f"None of {len(pairs)} runs differs from {base} beyond the noise of seeds."
     rest = len(pairs) - sum(map(len, sides.values()))
-    if rest:
-        parts.append(f"{rest} {'is' if rest == 1 else 'are'} not decided" if parts else "nothing is decided")
-    return f"Against {base}, beyond the noise of seeds: {'; '.join(parts)}."
+    parts += [f"not decided: {rest}"] if rest else []
+    return f"Beyond the noise of seeds, {'; '.join(parts)}."
 
 
 def _under_way(content: Content) -> str:
@@ -145,7 +144,8 @@ def write_cards(content: Content) -> str:
         cards.append((format_metric(worst, metric), "worst tenth of clients", "mean, personal models"))
     if content.views and content.views[0].low is not None:
         view = content.views[0]
-        words = f"of {int((view.gains == view.gains).sum())} clients beyond noise"
+        words = f"of {_clients(int((view.gains == view.gains).sum()))} beyond noise"
+        words += f", {view.label}" if several else ""
         cards.append((f"{view.count(HELPED)} / {view.count(HURT)}", "helped / hurt", words))
     traffic = mean([float(run.ledger["down_payload"] + run.ledger["up_payload"]) for run in runs])
     cards.append(
