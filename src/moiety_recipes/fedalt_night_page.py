@@ -229,7 +229,7 @@ def _more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
     how: dict[str, Any] = {"across": "round", "label": label, "scale": scale, "title": name}
     sizes = sorted((int(row["n"]) for row in comparison.steps["fedavg"]["clients"]), reverse=True)
     line = [(list(range(1, len(sizes) + 1)), sizes)]
-    figures: Figures = {
+    figures = {
         f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how))
     }
     if len(set(sizes)) > 1:  # one size would be a flat line

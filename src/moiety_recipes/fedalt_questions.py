@@ -161,9 +161,8 @@ def answer(comparison: Comparison, pilot: Pilot) -> dict[str, Each]:
     answers: dict[str, Each] = {}
     small = [split for split, share in measure_parts(comparison).items() if share <= SMALL]
     if small:
-        part = choose_split(comparison, pilot, small)
-        gains = comparison.gains(f"{part}-fedalt-final", f"{FULL}-finetune-longer")
-        answers["partial-full-small"] = {part: gains}
+        split = choose_split(comparison, pilot, small)
+        answers["partial-full-small"] = {split: comparison.gains(f"{split}-fedalt-final", f"{FULL}-finetune-longer")}
     for part in (_compare_splits(comparison), _compare_full(comparison, best), _ask_harm(comparison, best)):
         answers |= part
     if stages_of(comparison.setting).with_stateless:

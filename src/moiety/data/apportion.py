@@ -69,7 +69,8 @@ def count_tests(sizes: Ints, test: float) -> Ints:
 
 def count_validations(sizes: Ints, tests: Ints, validation: float) -> Ints:
     """How many rows of each client are for validation: at most what leaves one row for training."""
-    return np.minimum(round_half_up(sizes * validation), np.maximum(sizes - tests - 1, 0))
+    counts: Ints = np.minimum(round_half_up(sizes * validation), np.maximum(sizes - tests - 1, 0))
+    return counts
 
 
 def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, counts: Ints, generator: np.random.Generator) -> Ints:
