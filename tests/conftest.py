@@ -123,7 +123,7 @@ def _without_cache(tmp_path_factory):
 def recipe_run(tmp_path_factory) -> Callable[[str], RecipeRun]:
     """``recipe_run(name)`` is the recipe's run at scale ci: made once, and shared by all tests and workers.
 
-    Tests may resume it in its folder, so each file of tests stays in one worker (``--dist loadfile``).
+    Nobody may write to its folder: a test that resumes it, or damages it, takes a copy.
     """
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

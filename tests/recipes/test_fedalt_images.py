@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -127,8 +128,9 @@ def test_rates_are_chosen_on_validation_rows_and_the_rest_trained_on_all(record)
     assert [row["n_test"] for row in last] == data.sizes("test").tolist()
 
 
-def test_what_has_ended_is_not_run_again(record):
+def test_what_has_ended_is_not_run_again(record, tmp_path):
     folder, _, table = record
+    folder = shutil.copytree(folder, tmp_path / "run")
     names = []
     outcome = fedalt_images.run(out=folder, resume=True, watch=lambda name, place: names.append(name))
     assert names == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -120,14 +121,16 @@ def test_a_page_and_its_numbers(folder):
     assert {row["verdict"] for row in claims} <= {"holds", "does not hold", "not decided at this scale"}
 
 
-def test_what_has_ended_is_not_run_again(folder):
+def test_what_has_ended_is_not_run_again(folder, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "run")
     before = json.loads((folder / "table.json").read_text())["rows"]
     fedpop_toy.run(out=folder, resume=True, watch=lambda name, place: pytest.fail(f"{name} is run again"))
     assert json.loads((folder / "table.json").read_text())["rows"] == before
 
 
-def test_a_result_that_was_cut_off_is_made_again(folder):
+def test_a_result_that_was_cut_off_is_made_again(folder, tmp_path):
     """The command says which file it is, and runs that cell alone."""
+    folder = shutil.copytree(folder, tmp_path / "run")
     before = json.loads((folder / "table.json").read_text())["rows"]
     file = folder / "figure-2/seed-100/FedRep.json"
     file.write_text(file.read_text()[:10])

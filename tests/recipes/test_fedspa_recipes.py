@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -51,9 +52,10 @@ METHODS = (DST, RSM, DITTO, FEDAVG, SUB, LOCAL, SUBSAMPLING)
 
 
 @pytest.fixture(scope="module")
-def record(recipe_run):
+def record(recipe_run, tmp_path_factory):
     run = recipe_run("fedspa-table1")
-    return run.folder, fedspa_table1.run(out=run.folder, resume=True), run.table
+    folder = shutil.copytree(run.folder, tmp_path_factory.mktemp("fedspa") / "run")
+    return folder, fedspa_table1.run(out=folder, resume=True), run.table
 
 
 def test_the_bill_of_the_papers_runs_is_the_papers(record):
@@ -278,7 +280,7 @@ def test_figure_1_has_bytes_both_ways(record, monkeypatch):
     assert drawing["IID"][FEDAVG][0]["mean"] == pytest.approx(rows[FEDAVG])
 
 
-def test_the_pages_of_the_other_recipes(recipe_run):
+def test_the_pages_of_the_other_recipes(recipe_run, tmp_path):
     rounds = recipe_run("fedspa-table2").printed
     assert "### B: Dirichlet(0.3)" in rounds
     assert "to 20%" in rounds
@@ -286,7 +288,7 @@ def test_the_pages_of_the_other_recipes(recipe_run):
     assert "the best sparsity is larger in B than in IID" in recipe_run("fedspa-sparsity").printed
     ablations = recipe_run("fedspa-ablations")
     assert GLOBAL_DST in ablations.printed
-    parts = fedspa_ablations.run(out=ablations.folder, resume=True)
+    parts = fedspa_ablations.run(out=shutil.copytree(ablations.folder, tmp_path / "run"), resume=True)
     page = fedspa_ablations.page(plan_resnet("ci"), range(1), parts.results)
     assert page.sentence.split(" claims")[0].endswith("of 14")
     assert set(page.figures) == {f"digits-figure{n}.png" for n in (5, 6, 7, 8)}

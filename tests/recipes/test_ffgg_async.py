@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -131,8 +132,9 @@ def test_the_page_shows_them(record):
     assert len(table["curves"]) == 8
 
 
-def test_what_has_ended_is_not_run_again(record):
+def test_what_has_ended_is_not_run_again(record, tmp_path):
     folder, _, table = record
+    folder = shutil.copytree(folder, tmp_path / "run")
     (folder / "seed-1/ffgg/asynchronous.json").unlink()
     names = []
     ffgg_async.run(out=folder, resume=True, watch=lambda name, place: names.append(name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -115,8 +116,9 @@ def test_the_sentence_counts():
     assert sentence(small, rows) == expected
 
 
-def test_what_has_ended_is_not_run_again(record):
+def test_what_has_ended_is_not_run_again(record, tmp_path):
     folder, _, table = record
+    folder = shutil.copytree(folder, tmp_path / "run")
     place(folder, 0, "sign flip", "median").with_suffix(".json").unlink()
     names = []
     outcome = ffgg_byzantine.run(out=folder, resume=True, watch=lambda name, place: names.append(name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -103,8 +105,9 @@ def test_all_runs_of_a_seed_start_from_its_fedavg(record):
     ]
 
 
-def test_what_has_ended_is_not_run_again(record):
+def test_what_has_ended_is_not_run_again(record, tmp_path):
     folder, out, _ = record
+    folder = shutil.copytree(folder, tmp_path / "run")
     names = []
     again = ffgg_table1.run(out=folder, resume=True, watch=lambda name, place: names.append(name))
     assert names == []

@@ -1,5 +1,6 @@
 """The recipes of the Glocal paper at scale ci: what they write is what their cells hold."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -81,8 +82,9 @@ def test_without_delay_the_three_rules_are_one(records):
     assert rules["aligned"][0]["each"] == rules["misaligned"][0]["each"] == rules["asymmetric"][0]["each"]
 
 
-def test_resuming_reads_what_has_ended(records):
+def test_resuming_reads_what_has_ended(records, tmp_path):
     folder, _, _ = records["glocal-table1"]
+    folder = shutil.copytree(folder, tmp_path / "run")
     cell = folder / "digits.json"
     content = read_sealed(cell)
     content["result"]["methods"]["glocal"]["each"] = [1.0, 1.0]

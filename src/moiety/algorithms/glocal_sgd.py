@@ -102,9 +102,10 @@ def glocal_sgd(
         gradient, loss, buffers = gradient_at(work, model, names, batches)
         upload = server.describe(work, model, complete_gradient(gradient, w_g), batches)
         # w_{i,t+1} = P_D(w_{i,t} - eta_i grad^l_{i,t-r}); (4)
-        due, past = client.describe(work, model, {n: gradient[n] for n in work.personal}, batches), state.past
+        due = client.describe(work, model, {n: gradient[n] for n in work.personal}, batches)
+        past: Params = {}
         if longest_round_trip:
-            due, past = delay_gradient(due, past, work.round_trip)
+            due, past = delay_gradient(due, state.past, work.round_trip)
         point = {n: state.personal[n] for n in work.personal}
         w_i, squares = client.step(point, due, state.squares, work.scale)
         statistics = {n: buffers.get(n, p) for n, p in state.personal.items()}

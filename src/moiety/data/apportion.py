@@ -64,13 +64,12 @@ def count_tests(sizes: Ints, test: float) -> Ints:
     """How many rows of each client are for testing: at least one where it has two rows, and never all."""
     if test == 0:
         return np.zeros_like(sizes)
-    return np.minimum(np.maximum(round_half_up(sizes * test), 1), np.maximum(sizes - 1, 0))
+    return np.asarray(np.minimum(np.maximum(round_half_up(sizes * test), 1), np.maximum(sizes - 1, 0)))
 
 
 def count_validations(sizes: Ints, tests: Ints, validation: float) -> Ints:
     """How many rows of each client are for validation: at most what leaves one row for training."""
-    counts: Ints = np.minimum(round_half_up(sizes * validation), np.maximum(sizes - tests - 1, 0))
-    return counts
+    return np.asarray(np.minimum(round_half_up(sizes * validation), np.maximum(sizes - tests - 1, 0)))
 
 
 def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, counts: Ints, generator: np.random.Generator) -> Ints:
