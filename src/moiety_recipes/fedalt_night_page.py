@@ -243,11 +243,8 @@ def _more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
     how: dict[str, Any] = {"across": "round", "label": label, "scale": scale, "title": name}
     sizes = sorted((int(row["n"]) for row in comparison.steps["fedavg"]["clients"]), reverse=True)
     line = [(list(range(1, len(sizes) + 1)), sizes)]
-    figures: Figures = {
-        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how))
-    }
-    if len(set(sizes)) > 1:  # one size would be a flat line
-        figures[f"{name}/figure6.png"] = (
+    size_figure: Figures = {
+        f"{name}/figure6.png": (
             f"{name}: training rows of the clients (Figure 6)",
             partial(
                 mo.reports.courses,
@@ -257,4 +254,8 @@ def _more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
                 title=name,
             ),
         )
-    return figures
+    }
+    return {
+        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how)),
+        **(size_figure if len(set(sizes)) > 1 else {}),  # one size would be a flat line
+    }
