@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import moiety as mo
 from moiety.experiments import Page, Results, Row, Section
 from moiety_recipes.claims import show_needed
-from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, summarise_step
+from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, describe_setting, summarise_step
 from moiety_recipes.fedalt_night import DEAL, Pilot, stages_of, sweep_steps
 from moiety_recipes.fedalt_page import (
     HURT,
@@ -21,7 +21,7 @@ from moiety_recipes.fedalt_page import (
     show_splits,
     show_sweep,
 )
-from moiety_recipes.fedalt_questions import QUESTIONS, answer, choose_split, judge
+from moiety_recipes.fedalt_questions import QUESTIONS, answer, choose_split, judge, measure_parts
 from moiety_recipes.fedalt_stages import LONGER, Plan, Sweep
 from moiety_recipes.pages import Figures, Part, join_parts, show_mean
 
@@ -63,26 +63,12 @@ def summarise(comparison: Comparison, pilot: Pilot) -> Row:
     """All numbers of one setting."""
     setting = comparison.setting
     answers = answer(comparison, pilot)
-    steps = {
-        sweep.option: {
-            "split": sweep.split,
-            "rows": mo.analysis.sweep(
-                {v: comparison.changes(step) for v, step in comparison.sweep_steps(sweep).items()}
-            ),
-        }
-        for sweep in setting.stages.sweeps
-    }
     gain = comparison.sign * pilot.more
     return {
-        "setting": setting.name,
-        "title": setting.title,
-        "metric": comparison.metric,
-        "clients": len(comparison.steps["fedavg"]["clients"]),
-        "seeds": list(comparison.seeds),
-        "rates": pilot.rates,
-        "tried": pilot.scores,
+        **describe_setting(comparison, pilot.rates, pilot.scores),
         "margin": setting.margin,
         "best": choose_split(comparison, pilot),
+        "parts": measure_parts(comparison),
         "validation": {split: pilot.best(f"{split}-fedalt") for split in setting.splits},
         "converged": {"gain": gain, "yes": gain <= setting.margin},
         "scores": {step: summarise_step(comparison, step) for step in comparison.steps},
@@ -90,7 +76,7 @@ def summarise(comparison: Comparison, pilot: Pilot) -> Row:
         "finals": {split: comparison.scores(f"{split}-fedalt-final") for split in setting.splits},
         "theory": comparison.steps["fedavg"].get("theory") or {},
         "memory": comparison.results[setting.name, "memory"]["rows"],
-        "sweeps": steps,
+        "sweeps": comparison.summarise_sweeps(),
         "sign": comparison.sign,
         "commonest": measure_commonest(setting.data(DEAL)) if comparison.sign == 1 else None,
     }
@@ -115,7 +101,7 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
     flat = "has converged" if table["converged"]["yes"] else "has **not** converged"
     gain = f"{comparison.scale * table['converged']['gain']:+.2f}"
     convergence = f"FedAvg {flat}: on validation rows twice its rounds gain {gain} points (at most 1 is asked for)."
-    best = f"Best split on validation rows: {table['best']}."
+    best = f"Best split on validation rows: {table['best']}, {table['parts'][table['best']]:.0%} of the parameters."
     text = f"{describe(table, comparison)}{_describe_chance(table)} {convergence} {best}"
     tables: dict[str, Sequence[Row]] = {
         f"Splits ({'Table 4' if comparison.sign == 1 else 'Tables 3 and 11'})": list(show_splits(table, comparison)),
@@ -133,7 +119,7 @@ def show_setting(table: Row, comparison: Comparison) -> list[Section]:
             )
             for option, sweep in table["sweeps"].items()
         },
-        "Rates, and the weight of Ditto": list(show_rates(table, comparison.scale)),
+        "Rates, and the weight of Ditto": list(show_rates(table, comparison.scale, seeds="mean of the pilot seeds")),
     }
     return [
         Section(title=setting.name, text=text, rows=list(show_claims(table["claims"]))),
@@ -243,8 +229,11 @@ def _more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
     how: dict[str, Any] = {"across": "round", "label": label, "scale": scale, "title": name}
     sizes = sorted((int(row["n"]) for row in comparison.steps["fedavg"]["clients"]), reverse=True)
     line = [(list(range(1, len(sizes) + 1)), sizes)]
-    size_figure: Figures = {
-        f"{name}/figure6.png": (
+    figures = {
+        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how))
+    }
+    if len(set(sizes)) > 1:  # one size would be a flat line
+        figures[f"{name}/figure6.png"] = (
             f"{name}: training rows of the clients (Figure 6)",
             partial(
                 mo.reports.courses,
@@ -254,8 +243,4 @@ def _more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
                 title=name,
             ),
         )
-    }
-    return {
-        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how)),
-        **(size_figure if len(set(sizes)) > 1 else {}),  # one size would be a flat line
-    }
+    return figures
