@@ -99,12 +99,11 @@ def keep_predictions(
         rows, others = fed.client(client, part), None if strange is None else strange.client(client, "test")["x"]
         own = len(rows["y"])
         x = rows["x"] if others is None else np.concatenate([rows["x"], others])
-        predictive = run.predictive(client, x, fresh=True)  # once: the same draws for both
-        predictions[str(fed.ids[client])] = (fill(predictive.probabilities[:own]), rows["y"])
+        predictive = work.predict_anew(run, client, x, classes=work.count_classes(fed))  # once: one set of draws
+        predictions[str(fed.ids[client])] = (predictive.probabilities[:own], rows["y"])
         if others is not None:
             for measure, each in (("auroc", predictive.entropy), ("auroc_information", predictive.mutual_information)):
-                finite = np.nan_to_num(each)
-                pairs[measure].append((finite[:own], finite[own:]))
+                pairs[measure].append((each[:own], each[own:]))
     by_client, pooled = calibration.calibration_rows(predictions, bins=BINS)
     p, y = (np.concatenate(parts) for parts in zip(*predictions.values(), strict=True))
     scores = {key: pooled[key] for key in ("accuracy", "ece", "nll", "brier")}
@@ -114,12 +113,6 @@ def keep_predictions(
             scores[measure] = float(np.mean([calibration.out_of_distribution_auroc(a, b) for a, b in both]))
     entropies = [{"its own": a.tolist(), "strange": b.tolist()} for a, b in pairs["auroc"][:CURVES]]
     return {"scores": scores, "bins": calibration.reliability(p, y, bins=BINS), "entropies": entropies}
-
-
-def fill(probabilities: np.ndarray) -> np.ndarray:
-    """Equal probabilities where a model that diverged has none."""
-    finite = np.isfinite(probabilities).all(axis=1, keepdims=True)
-    return np.where(finite, probabilities, 1 / probabilities.shape[1])
 
 
 def values(results: Results, seeds: Sequence[int], deal: Deal, method: str, regime: str, measure: str) -> list[float]:

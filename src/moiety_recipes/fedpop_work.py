@@ -15,6 +15,8 @@ from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 import moiety as mo
 from moiety.experiments import (
     Cell,
@@ -160,9 +162,24 @@ def keep_accuracy(deal: Deal, seed: int, part: str, run: mo.Run) -> Row:
     for client in range(len(fed)):
         rows = fed.client(client, part)
         if len(rows["y"]):
-            answer = run.predictive(client, rows["x"], fresh=True).probabilities.argmax(axis=1)
-            shares.append(float((answer == rows["y"]).mean()))
+            prediction = predict_anew(run, client, rows["x"], classes=count_classes(fed))
+            shares.append(float((prediction.probabilities.argmax(axis=1) == rows["y"]).mean()))
     return {"score": fmean(shares), "kept": score, **row}
+
+
+def predict_anew(run: mo.Run, client: int, x: np.ndarray, *, classes: int) -> Any:
+    """A client's prediction by draws made anew; that of a model that diverged is equal probabilities."""
+    try:
+        return run.predictive(client, x, fresh=True)
+    except mo.MoietyError as error:
+        if "finite" not in str(error):
+            raise
+        return mo.evaluation.predictive.Predictive(np.zeros((1, len(x), classes)))
+
+
+def count_classes(fed: mo.FederatedData) -> int:
+    """The number of classes in the rows of all clients."""
+    return int(fed.columns["y"].max()) + 1
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:

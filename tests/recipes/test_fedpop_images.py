@@ -133,8 +133,16 @@ def test_the_page_of_uncertainty_and_its_numbers(recipe_run):
 
 
 def test_models_that_diverged_have_equal_probabilities():
-    p = np.array([[0.25, 0.75], [np.nan, np.nan]])
-    np.testing.assert_array_equal(fedpop_uncertainty.fill(p), [[0.25, 0.75], [0.5, 0.5]])
+    class StubRun:
+        def predictive(self, client, x, *, fresh):
+            return Predictive(np.full((1, len(x), 4), client))  # refused where that is not finite
+
+    x = np.zeros((3, 2))
+    for client in (np.inf, np.nan, 1.0):
+        prediction = fedpop_work.predict_anew(StubRun(), client, x, classes=4)
+        np.testing.assert_allclose(prediction.probabilities, 0.25, rtol=1e-12)
+    with pytest.raises(mo.MoietyError, match="shape"):
+        fedpop_work.predict_anew(StubRun(), 1.0, np.zeros((0, 2)), classes=4)
 
 
 def test_scores_of_draws_are_counted_by_hand():
