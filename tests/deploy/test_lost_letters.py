@@ -45,7 +45,7 @@ def test_a_node_whose_letters_are_lost_takes_part_in_the_end(
     kind: str, told: bool, eager: None, tmp_path: Path
 ) -> None:
     """All nodes lose their first letters of a kind, c1 three: nobody can begin without them."""
-    app, grid = make(tmp_path, least=3)
+    app, grid = make(tmp_path, least=3, deadline=60.0)  # all answer in the end, so nothing waits so long
     letters: Counter[int] = Counter()
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message | None:
@@ -113,7 +113,7 @@ def is_c1(grid: LocalGrid, message: Message) -> bool:
 
 def test_a_server_error_of_the_superlink_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mailbox, "PAUSES", (0.0,) * 3)
-    app, grid = make(tmp_path)
+    app, grid = make(tmp_path, deadline=60.0)
     calls: Counter[str] = Counter()
     for name in ("push_messages", "pull_messages", "get_node_ids"):
         monkeypatch.setattr(grid, name, fail_at_times(name, getattr(grid, name), calls))
