@@ -63,15 +63,17 @@ def test_devices_choose_as_the_clients_of_a_simulation_and_use_their_choice_offl
         count = write_model(app, device.folder, target, "")
         tensors = simulated.export(device.name).state_dict()
         assert count == sum(each.numel() for each in tensors.values())
-    # Ten numbers of each device, once, and nothing of the choice.
+    # Fifteen numbers of each device, once, and nothing of the choice.
     heads = answers_of(grid, "query.weigh")
     assert len(heads) == len(data)
     for head in heads:
         assert set(head) == {"round", "evidence"}
         assert {name: np.size(value) for name, value in head["evidence"].items()} == {
             "means": 4,
+            "seen_means": 4,
             "variances": 4,
             "rows": 1,
+            "seen": 1,
             "hint": 1,
         }
     assert all(head == {"round": 2} for head in answers_of(grid, "query.end"))
@@ -108,15 +110,27 @@ def test_a_device_that_missed_the_end_chooses_by_itself_and_stays_with_it(tmp_pa
     assert device.own_run().choices == {"c1": first}
 
 
+HONEST: dict[str, Any] = {
+    "means": [0.0] * 4,
+    "seen_means": [0.0] * 4,
+    "variances": [0.0] * 4,
+    "rows": 3,
+    "seen": 0,
+    "hint": 0.0,
+}
+
+
 @pytest.mark.parametrize(
     ("evidence", "line"),
     [
         ([], "a table of numbers"),
-        ({"means": [1.0], "variances": [0.0] * 4, "rows": 3, "hint": 0.0}, "4 numbers up to"),
-        ({"means": [float("nan")] * 4, "variances": [0.0] * 4, "rows": 3, "hint": 0.0}, "4 numbers up to"),
-        ({"means": [0.0] * 4, "variances": [-1.0] * 4, "rows": 3, "hint": 0.0}, ">= 0"),
-        ({"means": [0.0] * 4, "variances": [0.0] * 4, "rows": 0, "hint": 0.0}, "number of rows"),
-        ({"means": [0.0] * 4, "variances": [0.0] * 4, "rows": 3, "hint": "x"}, "a number up to"),
+        (HONEST | {"means": [1.0]}, "4 numbers up to"),
+        (HONEST | {"means": [float("nan")] * 4}, "4 numbers up to"),
+        (HONEST | {"seen_means": [0.0] * 3}, "4 numbers up to"),
+        (HONEST | {"variances": [-1.0] * 4}, ">= 0"),
+        (HONEST | {"rows": 0, "seen": 0}, "number of rows"),
+        (HONEST | {"seen": -1}, "number of rows"),
+        (HONEST | {"hint": "x"}, "a number up to"),
     ],
 )
 def test_evidence_that_cannot_be_is_refused(evidence: Any, line: str) -> None:

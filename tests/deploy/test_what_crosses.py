@@ -121,12 +121,12 @@ FOLLOWS: dict[str, dict[tuple[str, str], dict[str, set[str]]]] = {
     "per_client": {
         ("train", "up"): {"info": {"loss", "new_mask"}},
         ("evaluate", "up"): {"scores": {"loss", "metric", "shared_loss", "shared_metric", "gain", "hurt"}},
-        ("query.weigh", "up"): {"evidence": {"means", "variances", "hint"}},
+        ("query.weigh", "up"): {"evidence": {"means", "seen_means", "variances", "hint"}},
         ("query.end", "down"): {"population": {"candidates", "hint"}},
     },
 }
 """What follows from labels besides the numbers of shared tensors, as far as ``share_metrics`` lets it leave."""
-COUNTS = {"n", "n_test", "rows"}
+COUNTS = {"n", "n_test", "rows", "seen"}
 """What stands beside it and does not follow from labels."""
 LABELS = {
     "as drawn": lambda y: y,

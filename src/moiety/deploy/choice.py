@@ -1,7 +1,7 @@
 """Do no harm on devices: each chooses for itself between its personal model, the shared one and mixtures of both.
 
 A device computes its evidence and its choice, and keeps both to itself. Where ``share_metrics`` is ``per_client``, it
-sends the ten numbers of ``Summary`` once. The server estimates the population from them and tells all devices, as a
+sends the 15 numbers of ``Summary`` once. The server estimates the population from them and tells all devices, as a
 simulation does. Otherwise nothing is sent, and each device tests its candidates by itself.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from moiety.deploy.letters import LARGEST, is_small
 from moiety.errors import is_whole, must
-from moiety.evaluation.safeguard import ALPHA, WEIGHTS, Evidence, Population, Summary, choose
+from moiety.evaluation.safeguard import WEIGHTS, Evidence, Population, Summary, choose, choose_alpha
 from moiety.run.result import Run
 from moiety.run.safeguard import MIXTURES, MOST_TURNS, Chooser, Safeguard, read_safeguard, write_safeguard
 from moiety.types import Task
@@ -30,9 +30,10 @@ def choose_model(run: Run, position: int, evidence: Evidence, population: Popula
     """The device's choice, as a simulation makes it for the client."""
     loop = run._loop
     pair = Chooser(loop, run._loss, MIXTURES[0]).pair_of(position)
-    choice = choose(evidence, population, alpha=ALPHA, weights=pair.weights())
+    choice = choose(evidence, population, weights=pair.weights())
     name = str(loop.problem.data.ids[position])
-    return Safeguard(loop.progress.round, ALPHA, MIXTURES[0], run._loss, population, {name: choice})
+    alpha = choose_alpha(population)
+    return Safeguard(loop.progress.round, alpha, MIXTURES[0], run._loss, population, {name: choice})
 
 
 def keep_choice(folder: Path, run: str, guard: Safeguard) -> None:
@@ -59,9 +60,9 @@ def read_population(table: Any) -> Population | None:
         return None
     try:
         population = Population.from_dict(table)
-        numbers = [*population.hint, *(n for each in population.candidates for n in _flatten(each))]
+        numbers = [*population.hint, population.seen, *(n for each in population.candidates for n in _flatten(each))]
         fits = all(map(math.isfinite, numbers)) and all(
-            c.spread > 0 and c.row_variance > 0 for c in population.candidates
+            c.spread > 0 and c.row_variance > 0 and c.bias[1] >= 0 for c in population.candidates
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         fits = False
@@ -70,8 +71,8 @@ def read_population(table: Any) -> Population | None:
 
 
 def _flatten(candidate: Any) -> list[float]:
-    (b, v, spread, variance) = candidate
-    return [*map(float, b), *map(float, v), spread, variance]
+    (b, v, spread, variance, bias) = candidate
+    return [*map(float, b), *map(float, v), spread, variance, *map(float, bias)]
 
 
 def as_table(summary: Summary | None) -> dict[str, Any] | None:
@@ -85,11 +86,15 @@ def read_summary(table: Any, task: Task) -> Summary | None:
         return None
     count = len(WEIGHTS) if task.score_outputs is not None else 1
     must(isinstance(table, dict) and set(table) == set(Summary._fields), "evidence", "a table of numbers", "another")
-    for name in ("means", "variances"):
+    for name in ("means", "seen_means", "variances"):
         fits = isinstance(table[name], list) and len(table[name]) == count and all(map(is_small, table[name]))
         must(fits, f"evidence.{name}", f"{count} numbers up to {LARGEST:g}", f"{table[name]!r:.60}")
     must(min(table["variances"]) >= 0, "evidence.variances", ">= 0", min(table["variances"]))
-    rows, hint = table["rows"], table["hint"]
-    must(is_whole(rows) and 0 < rows < 1 << 40, "evidence.rows", "a number of rows", f"{rows!r:.40}")
+    for name in ("rows", "seen"):
+        fits = is_whole(table[name]) and 0 <= table[name] < 1 << 40
+        must(fits, f"evidence.{name}", "a number of rows", f"{table[name]!r:.40}")
+    rows, seen, hint = int(table["rows"]), int(table["seen"]), table["hint"]
+    must(rows + seen > 0, "evidence.rows", "a number of rows", rows)
     must(is_small(hint), "evidence.hint", f"a number up to {LARGEST:g}", f"{hint!r:.40}")
-    return Summary(tuple(map(float, table["means"])), tuple(map(float, table["variances"])), int(rows), float(hint))
+    means, seen_means, variances = (tuple(map(float, table[name])) for name in ("means", "seen_means", "variances"))
+    return Summary(means, seen_means, variances, rows, seen, float(hint))

@@ -150,7 +150,7 @@ class Device:
         return Letter({"round": t, "scores": share_row(row, self.plan.share_metrics)})
 
     def weigh(self, letter: Letter) -> Letter:
-        """What the device knows of its candidates, as ten numbers, for the population of all devices."""
+        """What the device knows of its candidates, as 15 numbers, for the population of all devices."""
         allowed = self.plan.safeguard and self.plan.share_metrics == "per_client"
         with blame_letter():
             must(allowed, "message", "one that the plan allows", "a question for evidence")

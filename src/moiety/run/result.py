@@ -16,7 +16,6 @@ from torch import nn
 from moiety.errors import kind, must, proper_fraction
 from moiety.evaluation import Row
 from moiety.evaluation.paired import RowScores
-from moiety.evaluation.safeguard import ALPHA
 from moiety.files import lock_folder
 from moiety.loop.evaluate import Evaluation, choose_evaluated
 from moiety.loop.round import Loop, Progress
@@ -188,14 +187,17 @@ class Run(Serving):
                     )
         return scores
 
-    def safeguard(self, *, alpha: float = ALPHA, mix: str = "predictions", one_model: Run | None = None) -> Safeguard:
+    def safeguard(
+        self, *, alpha: float | None = None, mix: str = "predictions", one_model: Run | None = None
+    ) -> Safeguard:
         """Let each client choose between its personal model, the shared one, and mixtures of both (docs/safeguard.md).
 
         The choices become part of the run: ``predict``, ``export``, ``onboard``, ``evaluate`` and ``clients`` use them,
         and its folder keeps them. Clients look at training and validation rows alone. Choosing again starts anew.
 
         Args:
-            alpha: how likely a client may be to lose by its choice.
+            alpha: how likely a client may be to lose by its choice: 0.01 by default. With fewer than eight clients each
+                runs a test of its own, and alpha is its level: 0.1 by default.
             mix: mixtures of ``predictions`` (a client then keeps both models), or of ``parameters``.
             one_model: a run on the same model whose shared model is the one model for all, FedAvg's for instance; by
                 default it is this run's own shared model.
@@ -203,11 +205,12 @@ class Run(Serving):
         Returns:
             What each client chose. ``moiety.analysis.report_harm`` says what came of it.
         """
-        proper_fraction("alpha", alpha)
+        if alpha is not None:
+            proper_fraction("alpha", alpha)
         with lock_folder(self.folder):
             return self._let_choose(mix, take_one_model(self._loop.problem, one_model), alpha)
 
-    def _let_choose(self, mix: str, one_model: Params | None, alpha: float) -> Safeguard:
+    def _let_choose(self, mix: str, one_model: Params | None, alpha: float | None) -> Safeguard:
         """Let all clients choose, and serve them by their choices from now on."""
         self._need_data()
         with one_thread(), contextlib.closing(self._loop):

@@ -25,7 +25,15 @@ from moiety.evaluation import Row
 from moiety.evaluation.paired import RowScores
 from moiety.evaluation.per_client import SHARED
 from moiety.evaluation.predictive import Predictive
-from moiety.evaluation.safeguard import WEIGHTS, Choice, Evidence, Population, choose, describe_population
+from moiety.evaluation.safeguard import (
+    WEIGHTS,
+    Choice,
+    Evidence,
+    Population,
+    choose,
+    choose_alpha,
+    describe_population,
+)
 from moiety.files import remove_file, report_unreadable, write_file
 from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, score_examples
 from moiety.loop.round import Loop
@@ -127,10 +135,10 @@ class Pair:
         return float(self.score(columns, 0).loss.mean() - self.score(columns, 1).loss.mean())
 
 
-def _join(gains: Sequence[np.ndarray], hint: float) -> Evidence:
-    """The evidence of several sets of held-out rows."""
+def _join(gains: Sequence[np.ndarray], hint: float, seen: int) -> Evidence:
+    """The evidence of several sets of held-out rows, the last ``seen`` of which the shared model was trained on."""
     all_gains = np.concatenate(gains, axis=2)
-    return Evidence(all_gains[0], hint, all_gains[1] if len(all_gains) > 1 else None)
+    return Evidence(all_gains[0], hint, all_gains[1] if len(all_gains) > 1 else None, seen)
 
 
 def _cut(columns: Batch) -> Iterator[Batch]:
@@ -191,7 +199,8 @@ class Chooser:
         for at in clients:
             pair = self.pair_of(at)
             gains = [pair.measure_gains(self.columns(at, "validation")), *folds[at]]
-            evidence.append(_join(gains, pair.measure_hint(self.columns(at, "train"))))
+            seen = sum(each.shape[2] for each in folds[at])
+            evidence.append(_join(gains, pair.measure_hint(self.columns(at, "train")), seen))
         return evidence
 
     def _fold_clients(self, clients: Sequence[int]) -> dict[int, list[np.ndarray]]:
@@ -237,7 +246,7 @@ class Chooser:
             others = {name: np.delete(column, fold, axis=0) for name, column in rows.items()}
             without = self.pair(newcomer_state(self.loop, self.loss, others, passes))
             gains.append(without.measure_gains(self._as_tensors({name: column[fold] for name, column in rows.items()})))
-        return _join(gains, pair.measure_hint(self._as_tensors(rows)))
+        return _join(gains, pair.measure_hint(self._as_tensors(rows)), seen=0)
 
     def weigh_newcomer(
         self, guard: Safeguard | None, data: Mapping[str, Any] | None, state: Tree, passes: int
@@ -282,7 +291,7 @@ def check_choice(problem: Problem, algorithm: Algorithm) -> None:
     must(own, "safeguard", "left out for an algorithm without a personal part", algorithm.name)
 
 
-def choose_models(chooser: Chooser, alpha: float) -> Safeguard:
+def choose_models(chooser: Chooser, alpha: float | None) -> Safeguard:
     """Let each client choose; the population's numbers come from all of them."""
     problem, algorithm = chooser.problem, chooser.loop.algorithm
     check_choice(problem, algorithm)
@@ -294,6 +303,7 @@ def choose_models(chooser: Chooser, alpha: float) -> Safeguard:
     names = [str(name) for name in problem.data.ids]
     evidence = chooser.gather(range(len(names)))
     population = describe_population(evidence)
+    alpha = choose_alpha(population) if alpha is None else alpha
     weights = chooser.pair(problem.first_state(algorithm)).weights()
     choices = {
         name: choose(each, population, alpha=alpha, weights=weights) for name, each in zip(names, evidence, strict=True)

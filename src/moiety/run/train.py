@@ -14,7 +14,6 @@ from moiety.engines.base import Engine
 from moiety.engines.processes import Processes
 from moiety.engines.ray import Ray
 from moiety.evaluation import Row, summarise, summarise_sets
-from moiety.evaluation.safeguard import ALPHA
 from moiety.loop.divergence import DivergenceError, explain_losses
 from moiety.loop.round import Loop
 from moiety.run import folder as files
@@ -84,7 +83,7 @@ def _safeguard(run: Run) -> None:
     if earlier is not None:
         run._let_choose(earlier.mix, earlier.one_model, earlier.alpha)
     elif run.config["run"].get("safeguard"):
-        run._let_choose(MIXTURES[0], None, ALPHA)
+        run._let_choose(MIXTURES[0], None, None)
 
 
 def _add_row(run: Run, train_loss: float, seconds: float) -> Row:

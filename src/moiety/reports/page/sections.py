@@ -154,7 +154,7 @@ def _write_choices(content: Content) -> str:
     words += (
         " mixtures of both. On this page, personal means the model that a client chose. Its risk is the probability"
     )
-    words += " that its next 200 rows show a loss."
+    words += " that the client is truly worse off with it than with the one model."
     numbers = table("Clients by the model that they chose", heads, rows)
     return section("choices", "Which model clients chose", paragraph(words), numbers)
 
