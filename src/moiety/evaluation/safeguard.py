@@ -170,8 +170,8 @@ def _summarise(evidence: Evidence) -> Summary:
     variances = squares / max(1, joint.shape[1] - len(parts))
     means = joint[:, :fresh].mean(1) if fresh else np.zeros(len(joint))
     seen_means = joint[:, fresh:].mean(1) if evidence.seen else np.zeros(len(joint))
-    numbers = (tuple(map(float, each)) for each in (means, seen_means, variances))
-    return Summary(*numbers, fresh, evidence.seen, evidence.hint)
+    of_fresh, of_seen, around = (tuple(map(float, each)) for each in (means, seen_means, variances))
+    return Summary(of_fresh, of_seen, around, fresh, evidence.seen, evidence.hint)
 
 
 def describe_population(clients: Sequence[Evidence]) -> Population | None:
@@ -228,7 +228,7 @@ def spread_bias(bias: tuple[float, float]) -> np.ndarray:
     if deviation <= 0:
         return np.full(SPREADS, max(mean, 0.0))
     upper = np.log((np.arange(SPREADS)[::-1] + 0.5) / SPREADS) + log_ndtr(mean / deviation)
-    return np.maximum(mean - deviation * ndtri_exp(upper), 0.0)
+    return np.asarray(np.maximum(mean - deviation * ndtri_exp(upper), 0.0))
 
 
 def _count_free(fresh: Any, seen: Any) -> Any:
