@@ -220,7 +220,7 @@ def test_draws_and_calibration_are_shown_where_there_is_a_posterior():
 
 
 def test_what_clients_chose_with_a_safeguard_is_counted():
-    shares = [(1.0, 0.02), (1.0, 0.1), (0.5, 0.04), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    shares = [(1.0, 0.02), (1.0, 0.1), (0.5, 0.04), (0.0, 0.7), (0.0, 0.0), (0.0, 0.0)]
     rows = [client(f"c{i}", 0.8, 0.7, personal_share=share, risk=risk) for i, (share, risk) in enumerate(shares)]
     plain = group("plain", result("plain", [client(f"c{i}", 0.8, 0.7) for i in range(6)]))
     page = Page(make_page([plain, group("guarded", result("guarded", rows))]))

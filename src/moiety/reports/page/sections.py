@@ -143,7 +143,7 @@ def _write_choices(content: Content) -> str:
         if clients:
             shares = [float(row["personal_share"]) for row in clients]
             counts = [sum(s == 1 for s in shares), sum(0 < s < 1 for s in shares), sum(s == 0 for s in shares)]
-            risk = max(float(row["risk"]) for row in clients)
+            risk = max((float(row["risk"]) for row in clients if float(row["personal_share"])), default=0.0)
             rows.append([make_printable(group.name), len(clients), *counts, f"{risk:.0%}"])
     if not rows:
         return ""
