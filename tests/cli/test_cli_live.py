@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from cli_command import PERSONAL, call, start
 from waiting import LONG, wait_until
 
 import moiety as mo
+from moiety.run.verify import list_runs
 
 HOSTILE = "<script>window.broken=1</script>"
 ENDLESS = PERSONAL.replace("rounds = 2", "rounds = 1000000\nevaluate_every = 5")
@@ -55,6 +57,25 @@ def test_watch_serves_the_page_of_a_folder_until_it_is_interrupted(capsys, tmp_p
         process.communicate()
     with pytest.raises(OSError, match="refused"):
         fetch(address)
+
+
+def test_a_folder_that_vanishes_while_runs_are_listed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run replaces its checkpoint by renaming a temporary folder."""
+    for folder in ("run", "run/checkpoint", "run/checkpoint/.new.moiety"):
+        (tmp_path / folder).mkdir()
+    for name in ("config.toml", "identity.json"):
+        (tmp_path / "run" / name).write_text("")
+    scandir = os.scandir
+
+    def look(path: str) -> object:
+        if str(path).endswith(".new.moiety"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", look)
+    assert list_runs(tmp_path) == [tmp_path / "run"]
 
 
 def test_a_live_run_shows_its_rounds_and_ends_where_it_is_interrupted(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_page_shows_what_it_was_given():
     comparison = build_comparison(SCORES)
     page = "\n\n".join(show_section(section) for section in show_setting(summary(comparison), comparison))
     assert "| input | 10 (10.00%) | 50.00 [50.00, 50.00] | 93.29 | 52.50 [51.26, 53.74] | 93.62 |" in page
-    assert "| fedavg | 0.1 | 0.1: 50.00, 9: - |" in page
+    assert "| fedavg | 0.1 (end of the grid) | 0.1: 50.00, 9: - |" in page
     assert "| input | 1.00 | 25% | 142 |" in page
     assert "| FedAlt, output | 0.0% [0.0%, 0.0%] | 0 | 0 | 2 |" in page
 

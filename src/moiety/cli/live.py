@@ -58,7 +58,7 @@ class Watch:
             if not groups:
                 return _wait(f"Nothing has begun in {self.folder} yet.")
             title, main, data = make_parts(groups, live=True)
-        except MoietyError as error:  # a file is being replaced, or runs cannot be shown on one page
+        except (MoietyError, OSError) as error:  # a file is being replaced, or runs cannot be shown on one page
             return _wait(str(error))
         ended = all(result.clients for group in groups for result in group.results.values())
         return title, main, {**data, "ended": ended}

@@ -68,8 +68,12 @@ def verify(folder: str | os.PathLike[str], *, data: bool | FederatedData = False
 
 
 def list_runs(folder: Path) -> list[Path]:
-    """The folders of runs in a folder: itself, or those below it; without those that were cut off while being made."""
-    places = {mark.parent for name in (CONFIG, files.IDENTITY) for mark in folder.rglob(name)}
+    """The folders of runs in a folder: itself, or those below it; without those that were cut off while being made.
+
+    A folder that vanishes meanwhile, as a running run's temporary ones do, is passed over.
+    """
+    marks = {CONFIG, files.IDENTITY}
+    places = [Path(top) for top, folders, names in os.walk(folder) if marks & {*folders, *names}]
     return sorted(place for place in places if any((place / name).exists() for name in files.OURS))
 
 
