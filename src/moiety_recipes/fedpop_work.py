@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -167,14 +167,24 @@ def keep_accuracy(deal: Deal, seed: int, part: str, run: mo.Run) -> Row:
     return {"score": fmean(shares), "kept": score, **row}
 
 
-def predict_anew(run: mo.Run, client: int, x: np.ndarray, *, classes: int) -> Any:
+class Guess(NamedTuple):
+    """What is known of a client's examples by a posterior, or without one."""
+
+    probabilities: np.ndarray
+    entropy: np.ndarray
+    mutual_information: np.ndarray
+
+
+def predict_anew(run: mo.Run, client: int, x: np.ndarray, *, classes: int) -> Guess:
     """A client's prediction by draws made anew; that of a model that diverged is equal probabilities."""
     try:
-        return run.predictive(client, x, fresh=True)
+        prediction = run.predictive(client, x, fresh=True)
     except mo.MoietyError as error:
         if "finite" not in str(error):
             raise
-        return mo.evaluation.predictive.Predictive(np.zeros((1, len(x), classes)))
+        rows = len(x)
+        return Guess(np.full((rows, classes), 1 / classes), np.full(rows, np.log(classes)), np.zeros(rows))
+    return Guess(prediction.probabilities, prediction.entropy, prediction.mutual_information)
 
 
 def count_classes(fed: mo.FederatedData) -> int:

@@ -141,6 +141,8 @@ def test_models_that_diverged_have_equal_probabilities():
     for client in (np.inf, np.nan, 1.0):
         prediction = fedpop_work.predict_anew(StubRun(), client, x, classes=4)
         np.testing.assert_allclose(prediction.probabilities, 0.25, rtol=1e-12)
+        np.testing.assert_allclose(prediction.entropy, 1.3862943611198906, rtol=1e-12)  # log 4
+        np.testing.assert_allclose(prediction.mutual_information, 0.0, atol=1e-12)
     with pytest.raises(mo.MoietyError, match="shape"):
         fedpop_work.predict_anew(StubRun(), 1.0, np.zeros((0, 2)), classes=4)
 
