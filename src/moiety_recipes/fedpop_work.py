@@ -103,7 +103,8 @@ def cells(plan: Plan, seeds: Sequence[int], *, keep: Keep | None = None) -> Cell
     rounds = {key: max(1, round(plan.rounds * flops[key[0], REFERENCE] / own)) for key, own in flops.items()}
     scores: dict[tuple[str, str], dict[float, float]] = {}
     trials = list(itertools.product(pairs, plan.factors))
-    for step in range(1 + plan.more_factors):
+    most = len(plan.factors) + plan.more_factors
+    while trials:
         rows = yield [
             build_cell(
                 plan,
@@ -118,11 +119,8 @@ def cells(plan: Plan, seeds: Sequence[int], *, keep: Keep | None = None) -> Cell
         ]
         for ((deal, method), factor), row in zip(trials, rows, strict=True):
             scores.setdefault((deal.name, method), {})[factor] = row["score"]
-        if step == plan.more_factors:
-            break
-        trials = [(pair, factor) for pair in pairs for factor in widen(scores[pair[0].name, pair[1]], LADDER)]
-        if not trials:
-            break
+        tries = {(deal, method): scores[deal.name, method] for deal, method in pairs}
+        trials = [(pair, more) for pair, own in tries.items() if len(own) < most for more in widen(own, LADDER)]
     choices: Row = {
         f"{name}/{method}": {
             "factor": max(sorted(own), key=own.__getitem__),
