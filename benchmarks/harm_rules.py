@@ -11,6 +11,7 @@ import contextlib
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,31 @@ def make_people(shift: float) -> Load:
     return load
 
 
+def load_writers(seed: int) -> mo.FederatedData:
+    """Letters and digits by 55 writers, each character once: 28 rows to train on, 9 to choose by, 25 to test."""
+    return scale(average_pixels(mo.data.load("chars74k", test=0.4, validation=0.15, seed=seed)))
+
+
+def shift_people(name: str, shift: float, halvings: int = 0) -> Load:
+    """Real rows dealt evenly; each client's inputs are stretched and moved a little, as by a voice or an instrument."""
+
+    def load(seed: int) -> mo.FederatedData:
+        sizes: dict[str, Any] = {"per_client": 30, "test_per_client": 25, "validation": 0.2}
+        fed = mo.data.load(name, clients=50, partition=mo.data.dirichlet(100.0), **sizes, seed=seed)
+        for _ in range(halvings):
+            fed = average_pixels(fed)
+        fed = scale(fed)
+        x, rng = fed.columns["x"].copy(), np.random.default_rng([seed, int(100 * shift), 41])
+        for client in range(len(fed)):
+            stretch, move = 1 + shift * rng.normal(size=x.shape[1]), shift * rng.normal(size=x.shape[1])
+            for part in ("train", "validation", "test"):
+                start, stop = fed.rows(client, part)
+                x[start:stop] = x[start:stop] * stretch + move
+        return replace(fed, columns={**fed.columns, "x": x})
+
+    return load
+
+
 POPULATIONS = {
     f"{name}, Dirichlet({alpha:g})": deal(name, alpha, *sizes)
     for alpha in (0.1, 0.3, 1.0)
@@ -81,6 +107,22 @@ POPULATIONS = {
         ("mnist", 500, 120, 150, 1, 20),
     )
 } | {f"made up, shift {shift:g}": make_people(shift) for shift in (0.2, 0.6)}
+
+
+FEW_ROWS = {
+    "chars74k, writers": load_writers,
+    "covtype, Dirichlet(0.3)": deal("covtype", 0.3, 80, 160, None),
+    "letter, 30 rows, Dirichlet(1)": deal("letter", 1.0, 60, 30, 25),
+    "letter, 30 rows, Dirichlet(10)": deal("letter", 10.0, 60, 30, 25),
+    "pendigits, 30 rows, Dirichlet(1)": deal("pendigits", 1.0, 60, 30, 25),
+    "pendigits, 30 rows, Dirichlet(10)": deal("pendigits", 10.0, 60, 30, 25),
+    "usps, 30 rows, Dirichlet(1)": deal("usps", 1.0, 60, 30, 25, 1),
+} | {
+    f"{name}, 30 rows, shift {shift:g}": shift_people(name, shift, *halvings)
+    for shift in (0.1, 0.3)
+    for name, *halvings in (("letter",), ("pendigits",), ("usps", 1))
+}
+"""Populations with few rows and small gains."""
 
 
 def train(load: Load, seed: int) -> list[Clients]:
@@ -139,18 +181,21 @@ def apply_rule(
     averse: float = 1.0,
     offset: float = 0.0,
     times: int = 1,
+    default: bool = True,
 ) -> np.ndarray:
     """What each client chooses.
 
     ``measures`` are right or wrong (0) and the probability of the right answer (1); a loss counts over ``ahead`` rows,
     and ``averse`` is the weight of the error. Validation rows may count ``times``, and folds be moved by an offset.
+    Without ``default`` clients that cannot tell stay with the one model.
     """
     at = [MIXTURES.index(weight) for weight in weights]
     move = offset * find_offsets(clients) if offset else np.zeros(clients[0]["val"].shape[:2])
     evidence = []
     for each in clients:
         held = np.concatenate([each["val"]] * times + [each["fold"] + move[..., None]], axis=2)
-        evidence.append(Evidence(held[list(measures)].mean(0)[at], each["hint"]))
+        gains, *likely = held[list(measures)][:, at]
+        evidence.append(Evidence(gains, each["hint"], *likely or [None], times * each["val"].shape[2]))
     population = describe_population(evidence)
     assert population is not None
     choices = []
@@ -159,7 +204,7 @@ def apply_rule(
         error = np.sqrt(variance + row_variance / ahead)
         allowed = (ndtr(-gain / error) <= alpha) & (gain > 0)
         best = np.where(allowed, gain - averse * error, -np.inf).argmax()
-        choices.append(weights[best] if allowed.any() else 0.0)
+        choices.append(weights[best] if allowed.any() else population.default * default)
     return np.array(choices)
 
 
@@ -168,10 +213,11 @@ def apply_simple_rule(clients: Clients) -> np.ndarray:
     return np.array([float(each["val"].shape[2] > 0 and each["val"][0, -1].mean() > 0) for each in clients])
 
 
-EARLIER: dict[str, Any] = {"measures": (0,), "ahead": np.inf, "averse": 0.0}
+EARLIER: dict[str, Any] = {"measures": (0,), "ahead": np.inf, "averse": 0.0, "default": False}
 RULES: dict[str, Callable[[Clients], np.ndarray]] = {
     "simple rule": apply_simple_rule,
     "as it is": apply_rule,
+    "without the population's default": partial(apply_rule, default=False),
     "the earlier rule": partial(apply_rule, **EARLIER),
     "the earlier rule, alpha 0.05": partial(apply_rule, **EARLIER, alpha=0.05),
     "right or wrong alone": partial(apply_rule, measures=(0,)),
@@ -191,7 +237,10 @@ RULES: dict[str, Callable[[Clients], np.ndarray]] = {
 
 
 def judge(cells: dict[str, list[Clients]], rule: Callable[[Clients], np.ndarray]) -> str:
-    """A row of the table: clients hurt over those that personal models hurt, mean, worst decile, gain kept, misses."""
+    """A row of the table: clients hurt over those that personal models hurt, mean, worst decile, gain kept, misses.
+
+    As in ``benchmarks.harm``, targets are for populations with at least 20 hurt clients.
+    """
     columns, rows, missed = [0.0, *MIXTURES], [], 0
     for runs in cells.values():
         sums = []
@@ -207,7 +256,7 @@ def judge(cells: dict[str, list[Clients]], rule: Callable[[Clients], np.ndarray]
         before, after = np.sum(sums, axis=0)[:2]
         price, tail, gain = np.mean(sums, axis=0)[2:]
         rows.append([before, after, price, tail, gain])
-        missed += bool((before >= 20 and 3 * after > before) or min(price, tail) < -0.3 or 0 < gain < -5 * price)
+        missed += bool(before >= 20 and (3 * after > before or min(price, tail) < -0.3 or 0 < gain < -5 * price))
     before, after = np.sum(rows, axis=0)[:2]
     price, tail, gain = np.mean(rows, axis=0)[2:]
     kept = 1 + price / gain
@@ -225,12 +274,12 @@ def main() -> None:
     safeguard.WEIGHTS = MIXTURES
     cells: dict[str, list[Clients]] = {}
     for seed in SEEDS:
-        for name, load in POPULATIONS.items():
+        for name, load in (POPULATIONS | FEW_ROWS).items():
             file = out / f"{name}, seed {seed}.pickle"
             if not file.exists():
                 file.write_bytes(pickle.dumps(train(load, seed)))
             cells.setdefault(name, []).extend(pickle.loads(file.read_bytes()))
-    print(f"| rule | hurt | ratio | mean | worst decile | gain kept | populations of {len(cells)} with a miss |")
+    print("| rule | hurt | ratio | mean | worst decile | gain kept | populations with a miss |")
     for name, rule in RULES.items():
         print(f"| {name} | {judge(cells, rule)} |", flush=True)
 

@@ -35,7 +35,7 @@ def prepare(clients: int) -> Path:
     """A folder with the data of that many clients, written once."""
     import numpy as np
 
-    from moiety.data.federated import FederatedData, Numbered
+    from moiety.data.federated import FederatedData, NumberNames
 
     folder = FOLDER / f"scale-{clients}"
     if folder.exists():
@@ -46,7 +46,7 @@ def prepare(clients: int) -> Path:
     y = (x @ rng.standard_normal((FEATURES, CLASSES), dtype=np.float32)).argmax(1)
     ends = EXAMPLES * np.arange(1, clients + 1)
     bounds = np.stack([ends - EXAMPLES, ends, ends, ends], axis=1)
-    FederatedData({"x": x, "y": y}, bounds, Numbered(clients), CLASSES).save(folder)
+    FederatedData({"x": x, "y": y}, bounds, NumberNames(clients), CLASSES).save(folder)
     return folder
 
 

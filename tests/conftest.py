@@ -1,4 +1,5 @@
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -7,26 +8,21 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import hypothesis  # noqa: F401  # before the freeze below: plugins of it ask the collector who holds an object
-import numpy as np
 import pytest
-import torch
 
 # The oracles are plain modules that tests in several folders use.
 sys.path.insert(0, str(Path(__file__).parent / "oracles"))
-from recipe_runs import RecipeRun, run_recipe_once
+
+if TYPE_CHECKING:
+    from recipe_runs import RecipeRun
 
 if not os.environ.get("MOIETY_DATA"):  # set to nothing is not set
     os.environ.pop("MOIETY_DATA", None)
 
 # A shell that starts us in the background has Ctrl-C ignored, and what tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# pytest hangs two handlers into every logger that does not propagate, three times a test. PyTorch has fifty of these.
-for logger in logging.root.manager.loggerDict.values():
-    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
-        logger.propagate = True
 
 # Python looks for cycles among all that is alive. Thousands of tests and modules stay alive to the end: a sixth of the
 # time of small tests went into looking through them again and again.
@@ -41,20 +37,37 @@ LONGEST = (
     "engines/test_ray.py",
     "engines/test_killed_run.py",
     "conformance/test_conformance_engines.py",
+    "engines/test_storage_faults.py",
     "engines/test_resume.py",
     "conformance/test_conformance_convergence.py",
+    "split/test_split_runs.py",
     "algorithms/test_ffgg_byzantine.py",
     "recipes/test_fedspa_recipes.py",
 )
 """Files that take longest. First, so that no worker is left with one of them at the end; those that fork before others,
 while there is little to copy."""
+LAST = ("core/test_only_files_writes.py",)
+"""Files that slow down what comes after them: Python calls an audit hook ever after."""
+
+
+def pytest_configure(config):
+    """Import what all tests need, but not where pytest-xdist hands out tests: its workers begin after that."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    import hypothesis  # noqa: F401  # before the freeze below: plugins of it ask the collector who holds an object
+    import torch  # noqa: F401
+
+    # pytest hangs two handlers into every logger that does not propagate, three times a test. PyTorch has fifty.
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+            logger.propagate = True
 
 
 def pytest_collection_modifyitems(items):
-    """Let the longest files begin; the order is otherwise as it was."""
+    """Let the longest files begin; the order of those between the first and the last is as it was."""
     here = Path(__file__).parent
-    place = {here / name: at for at, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path, len(place)))
+    place = {here / name: at for at, name in enumerate(LONGEST)} | {here / name: len(LONGEST) + 1 for name in LAST}
+    items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
 
 
 def pytest_collection_finish():
@@ -65,7 +78,10 @@ def pytest_collection_finish():
 
 def seed_global_generators():
     """Let draws from the generators of a process (``torch.randn``, a layer's weights) not depend on other tests."""
-    torch.manual_seed(0)
+    import numpy as np
+    import torch
+
+    torch.default_generator.manual_seed(0)  # torch.manual_seed makes a stack trace each time, for each kind of device
     np.random.seed(0)
     random.seed(0)
 
@@ -96,6 +112,8 @@ def pytest_runtest_teardown(item, nextitem):
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -112,6 +130,16 @@ def _without_fsync():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _one_command():
+    """Build the command once: typer does so at every call, and a process of a user calls it once."""
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _without_cache(tmp_path_factory):
     """Look for data sets in MOIETY_DATA alone, and not in what the user of this machine has fetched."""
     with pytest.MonkeyPatch.context() as patch:
@@ -120,11 +148,13 @@ def _without_cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def recipe_run(tmp_path_factory) -> Callable[[str], RecipeRun]:
+def recipe_run(tmp_path_factory) -> "Callable[[str], RecipeRun]":
     """``recipe_run(name)`` is the recipe's run at scale ci: made once, and shared by all tests and workers.
 
     Nobody may write to its folder: a test that resumes it, or damages it, takes a copy.
     """
+    from recipe_runs import run_recipe_once
+
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return lambda name: run_recipe_once(name, root / "recipes")

@@ -6,7 +6,6 @@ Names are looked up when first used, so that importing the package (and ``moiety
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +122,7 @@ _WHERE = {
 @cache
 def _algorithm_names() -> tuple[str, ...]:
     """The names of the files in ``algorithms/``: one paper, one file. Nothing is imported; the folder is read once."""
+    import pkgutil
     from pathlib import Path
 
     files = pkgutil.iter_modules([f"{Path(__file__).parent}/algorithms"])

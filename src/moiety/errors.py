@@ -18,17 +18,25 @@ if TYPE_CHECKING:
 
 
 class MoietyError(ValueError):
-    """Bad input or a broken promise; the command shows it as one line and exits with 2."""
+    """Bad input or a broken promise; the command shows it as one line and exits with 2.
+
+    >>> import moiety as mo
+    >>> try:
+    ...     mo.sgd(-1.0)
+    ... except mo.MoietyError as error:
+    ...     print(error)
+    `lr` must be > 0 and finite, got -1.0. A learning rate is a small positive number.
+    """
 
 
-def message(name: str, constraint: str, got: object, hint: str = "") -> str:
+def message(name: str, constraint: str, value: object, hint: str = "") -> str:
     """The one-line text of an error."""
     try:
-        value = " ".join(str(got).split())
+        text = " ".join(str(value).split())
     except ValueError:  # Python refuses to write whole numbers of more than 4300 digits
-        value = f"{type(got).__name__} of too many digits to write"
-    value = value if len(value) <= 160 else value[:157] + "..."
-    return " ".join(f"`{name}` must be {constraint}, got {value}. {hint}".split())
+        text = f"{type(value).__name__} of too many digits to write"
+    text = text if len(text) <= 160 else text[:157] + "..."
+    return " ".join(f"`{name}` must be {constraint}, got {text}. {hint}".split())
 
 
 def refuse(name: str, constraint: str, value: object, hint: str = "") -> NoReturn:
@@ -82,29 +90,29 @@ def tell_error(error: Exception, most: int = 300) -> str:
     return " ".join(text.split())[:most]
 
 
-def near(name: str, known: Iterable[str], most: int | None = 12) -> str:
-    """A hint that shows the known names nearest to ``name``, or else the first ``most`` of all (None: all of them).
+def near(name: str, names: Iterable[str], most: int | None = 12) -> str:
+    """A hint that shows which of ``names`` are nearest to ``name``, or else the first ``most`` (None: all of them).
 
     >>> near("fedalt2", ["fedavg", "fedalt", "fedsim"])
     'Did you mean fedalt?'
     >>> near("zzz", ["fedavg", "fedalt"])
     'Known: fedalt, fedavg.'
     """
-    names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.75)
+    choices = sorted(set(names))
+    close = difflib.get_close_matches(name, choices, n=3, cutoff=0.75)
     if close:
         return f"Did you mean {' or '.join(close)}?"
-    if not names:
+    if not choices:
         return ""
-    rest = ["..."] if len(names[:most]) < len(names) else []
-    return f"Known: {', '.join([*names[:most], *rest])}."
+    rest = ["..."] if len(choices[:most]) < len(choices) else []
+    return f"Known: {', '.join([*choices[:most], *rest])}."
 
 
-def choice(name: str, value: object, known: Iterable[str]) -> None:
-    """Raise unless ``value`` is one of the ``known`` names; the message shows the nearest."""
-    names = list(known)
-    if value not in names:  # the nearest names take a while to find, and this check runs often
-        refuse(name, "one of the known names", repr(value), near(str(value), names))
+def choice(name: str, value: object, names: Iterable[str]) -> None:
+    """Raise unless ``value`` is one of ``names``; the message shows the nearest."""
+    choices = list(names)
+    if value not in choices:  # the nearest names take a while to find, and this check runs often
+        refuse(name, "one of the known names", repr(value), near(str(value), choices))
 
 
 def is_whole(value: object) -> bool:
@@ -150,16 +158,16 @@ def proper_fraction(name: str, value: object) -> None:
     number(name, value, "> 0 and < 1", lambda x: 0 < x < 1)
 
 
-def kind(name: str, value: object, types: type | tuple[type, ...], described: str, hint: str = "") -> None:
+def kind(name: str, value: object, types: type | tuple[type, ...], constraint: str, hint: str = "") -> None:
     """Raise unless ``value`` is of one of these types."""
     if not isinstance(value, types):  # the text of a large value takes a while to make
-        refuse(name, described, f"{value!r:.60} ({type(value).__name__})", hint)
+        refuse(name, constraint, f"{value!r:.60} ({type(value).__name__})", hint)
 
 
 def as_array(
     name: str,
     values: object,
-    described: str = "an array",
+    constraint: str = "an array",
     where: str = "",
     place: Callable[[int], str] = "row {}".format,
 ) -> NDArray[Any]:
@@ -176,17 +184,17 @@ def as_array(
             warnings.simplefilter("ignore", UserWarning)  # that a masked element becomes NaN, which is refused as well
             array: NDArray[Any] = np.ma.array(values) if partly else np.asanyarray(values)
         # A masked value is missing: NumPy would show what lies under the mask, -9999 for instance.
-        masked = np.argwhere(np.ma.getmaskarray(array)) if isinstance(array, np.ma.MaskedArray) else np.empty((0, 0))
+        gaps = np.argwhere(np.ma.getmaskarray(array)) if isinstance(array, np.ma.MaskedArray) else np.empty((0, 0))
         array = np.asarray(array)
         lists = [(row, value) for row, value in enumerate(rows) if isinstance(value, list | tuple)]
         if hidden := [row for row, value in lists if _hides(value, np.ma.MaskedArray)]:
-            masked = np.array(hidden)[:, None]
+            gaps = np.array(hidden)[:, None]
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
-        refuse(name, described, f"values that NumPy refuses{where} ({error})")
-    if len(masked):
-        row, *rest = masked[0].tolist() or [0]
+        refuse(name, constraint, f"values that NumPy refuses{where} ({error})")
+    if len(gaps):
+        row, *rest = gaps[0].tolist() or [0]
         at = f"{place(row)}, place {rest}" if rest else place(row)
-        refuse(name, "without missing values", f"{len(masked)} masked, the first at {at}{where}", FILL)
+        refuse(name, "without missing values", f"{len(gaps)} masked, the first at {at}{where}", FILL)
     return array
 
 

@@ -18,7 +18,7 @@ def free_memory() -> int | None:
 
     What the machine has available, or less where a control group (a container) allows less.
     """
-    rooms = [room for room in (_machine_room(), *map(_group_room, _group_folders())) if room is not None]
+    rooms = [room for room in (_read_machine_room(), *map(_group_room, _group_folders())) if room is not None]
     return min(rooms, default=None)
 
 
@@ -43,7 +43,7 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} B"
 
 
-def _machine_room() -> int | None:
+def _read_machine_room() -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in MEMORY.read_text().splitlines():
             if line.startswith("MemAvailable:"):

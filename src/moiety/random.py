@@ -53,16 +53,16 @@ def passing_generator(seed: int, *purpose: str | int) -> np.random.Generator:
     True
     """
     key = np.frombuffer(_digest(seed, purpose), dtype=np.uint64)
-    if not hasattr(_kept, "draw"):
-        _kept.draw = np.random.Generator(np.random.Philox(key=key))
-        _kept.first = _kept.draw.bit_generator.state
-    _kept.first["state"]["key"] = key
-    _kept.draw.bit_generator.state = _kept.first
-    draw: np.random.Generator = _kept.draw
+    if not hasattr(_per_thread, "draw"):
+        _per_thread.draw = np.random.Generator(np.random.Philox(key=key))
+        _per_thread.first = _per_thread.draw.bit_generator.state
+    _per_thread.first["state"]["key"] = key
+    _per_thread.draw.bit_generator.state = _per_thread.first
+    draw: np.random.Generator = _per_thread.draw
     return draw
 
 
-_kept = threading.local()
+_per_thread = threading.local()
 """A generator of each thread, and the state in which one begins."""
 
 

@@ -86,15 +86,15 @@ def plain(value: object) -> Any:
     return spec_of(value) or value
 
 
-def spec_of(thing: object) -> Spec | None:
+def spec_of(value: object) -> Spec | None:
     """The description of a recorded value, or None for a value without one."""
-    spec = getattr(thing, "spec", None)
+    spec = getattr(value, "spec", None)
     return spec if isinstance(spec, dict) and spec else None
 
 
-def table_of(thing: object, own: str) -> Spec:
+def table_of(value: object, own: str) -> Spec:
     """The table of a file that describes a value; ``own`` marks and names one that no file can describe."""
-    return dict(spec_of(thing) or {"own": own})
+    return dict(spec_of(value) or {"own": own})
 
 
 def build(

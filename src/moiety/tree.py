@@ -56,7 +56,7 @@ def leaves(tree: Tree) -> dict[str, Any]:
         if not isinstance(node, dict | tuple | list):
             by_path[path] = node
             return
-        for key, child in zip(_keys(node), _children(node), strict=True):
+        for key, child in zip(_list_keys(node), _list_children(node), strict=True):
             # A module's name may hold a slash; it is written as JSON pointers do.
             part = key.replace("~", "~0").replace("/", "~1")
             walk(child, f"{path}/{part}" if path else part)
@@ -65,12 +65,12 @@ def leaves(tree: Tree) -> dict[str, Any]:
     return by_path
 
 
-def _keys(node: Tree) -> list[str]:
+def _list_keys(node: Tree) -> list[str]:
     """The names of a node's children."""
     return [str(key) for key in (node if isinstance(node, dict) else getattr(node, "_fields", range(len(node))))]
 
 
-def _children(node: Tree) -> list[Tree]:
+def _list_children(node: Tree) -> list[Tree]:
     return list(node.values() if isinstance(node, dict) else node)
 
 
@@ -106,7 +106,7 @@ def _fill(template: Tree, node: Any, path: str) -> Tree:
     if isinstance(template, dict) and not template:
         return node
     if isinstance(template, dict | tuple | list):
-        children = dict(zip(_keys(template), _children(template), strict=True))
+        children = dict(zip(_list_keys(template), _list_children(template), strict=True))
         # A part without leaves leaves no trace among the paths.
         node = {key: {} for key, child in children.items() if not leaves(child)} | (node or {})
         check(node.keys() == children.keys(), sorted(children), sorted(node))
@@ -129,7 +129,7 @@ def maker(template: Tree) -> Callable[[Iterator[Any]], Tree]:
     """
     if not isinstance(template, dict | tuple | list):
         return next
-    makers = [maker(child) for child in _children(template)]
+    makers = [maker(child) for child in _list_children(template)]
     return lambda leaves: _rebuild(template, [make(leaves) for make in makers])
 
 

@@ -260,13 +260,14 @@ class Traffic(NamedTuple):
 class Packing(NamedTuple):
     """How messages are packed for a wire where both sides know something of a client, its mask say.
 
-    ``known(state)`` is what the server knows of a client with that state; the device has it too. All others take the
-    client's ``key`` and what is known before its turn. ``pack_down(key, received, known)`` and ``pack_up(key, upload,
-    known, after)`` give tensors to pack; ``after`` is what is known when the turn is over. ``unpack_down(key, packed,
-    like, known)`` gives what the client received, and ``unpack_up(key, packed, like, known)`` the upload and ``after``.
+    ``facts(state)`` are what the server knows of a client with that state; the device has them too. All other functions
+    take the client's ``key`` and the facts before its turn. ``pack_down(key, received, facts)`` and ``pack_up(key,
+    upload, facts, after)`` give tensors to pack; ``after`` are the facts when the turn is over. ``unpack_down(key,
+    packed, like, facts)`` gives what the client received, and ``unpack_up(key, packed, like, facts)`` the upload and
+    ``after``.
     """
 
-    known: Callable[[Tree], Tree]
+    facts: Callable[[Tree], Tree]
     pack_down: Callable[[Tensor, Params, Tree], Params]
     unpack_down: Callable[[Tensor, Params, Params, Tree], Params]
     pack_up: Callable[[Tensor, Params, Tree, Tree], Params]

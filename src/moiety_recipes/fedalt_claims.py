@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Results, Row, claim, compare, interval
-from moiety_recipes.fedalt_stages import FULL, LONGER, Families, Setting, Sweep, choose_rate, name_sweep, score
+from moiety_recipes.fedalt_stages import FULL, LONGER, Families, Setting, Sweep, name_sweep
+from moiety_recipes.tuning import average_metric, choose_rate
 
 COLUMNS = {"FT (part.)": "{}-finetune", "FedAlt": "{}-fedalt-final", "FedSim": "{}-fedsim-final"}
 """The columns of Table 4 and their steps, for a split."""
@@ -65,7 +66,7 @@ class Comparison:
 
     def scores(self, step: str) -> list[float]:
         """The score of a step for each seed."""
-        return [score(row) for row in self.rows(step)]
+        return [average_metric(row) for row in self.rows(step)]
 
     def gains(self, new: str, old: str) -> list[float]:
         """How much better one step is than another, for each seed."""
@@ -120,7 +121,7 @@ class Comparison:
             rows = {lr: self.results[key] for lr, key in keys.items() if len(grid) > 1}
             rates[name] = choose_rate(grid, rows)
             if rows:
-                scores = {f"{lr:g}": score(row) for lr, row in rows.items()}
+                scores = {f"{lr:g}": average_metric(row) for lr, row in rows.items()}
                 trials[name] = {lr: value if math.isfinite(value) else None for lr, value in scores.items()}
         return rates, trials
 
@@ -172,17 +173,17 @@ def judge(comparison: Comparison, memory: Sequence[Row]) -> Iterator[Row]:
     full = comparison.order([step for step in BASELINES.values() if step.startswith(FULL)])[0]
     best = _split(partly[0])
     for split in setting.splits:
-        yield _claim(f"FedAlt beats FedSim: {split}", gains(f"{split}-fedalt-final", f"{split}-fedsim-final"))
+        yield _make_claim(f"FedAlt beats FedSim: {split}", gains(f"{split}-fedalt-final", f"{split}-fedsim-final"))
     name = f"the best split ({best}) is as good as full personalisation ({full.split('-')[1]})"
-    yield _claim(name, gains(partly[0], full), above=-setting.margin)
-    yield _claim(f"personalisation ({best}) beats FedAvg", gains(partly[0], "fedavg"))
-    yield _claim(f"personalisation ({best}) beats FedAvg trained as long", gains(partly[0], LONGER))
+    yield _make_claim(name, gains(partly[0], full), above=-setting.margin)
+    yield _make_claim(f"personalisation ({best}) beats FedAvg", gains(partly[0], "fedavg"))
+    yield _make_claim(f"personalisation ({best}) beats FedAvg trained as long", gains(partly[0], LONGER))
     if len(partly) > 1:
-        yield _claim(f"the best split is {best}, ahead of {_split(partly[1])}", gains(*partly[:2]))
+        yield _make_claim(f"the best split is {best}, ahead of {_split(partly[1])}", gains(*partly[:2]))
     for split, method in itertools.product(setting.splits, ("FedAlt", "FedSim")):
         before = f"{split}-{method.lower()}"
         name = f"final finetuning changes {method} little: {split}"
-        yield _claim(name, gains(f"{before}-final", before), within=setting.margin)
+        yield _make_claim(name, gains(f"{before}-final", before), within=setting.margin)
     if setting.stages.stateless is not None:
         yield from _judge_stateless(comparison, setting.stages.stateless)
     yield from _judge_harm(comparison, partly[0])
@@ -194,11 +195,11 @@ def judge(comparison: Comparison, memory: Sequence[Row]) -> Iterator[Row]:
 def _judge_stateless(comparison: Comparison, split: str) -> Iterator[Row]:
     """Tables 13 and 14: clients that keep nothing between rounds."""
     gains, alt, sim = comparison.gains, f"{split}-fedalt-stateless", f"{split}-fedsim-stateless"
-    yield _claim(f"stateless FedAlt beats FedSim: {split}", gains(f"{alt}-final", f"{sim}-final"))
-    yield _claim(f"keeping state helps FedAlt: {split}", gains(f"{split}-fedalt-final", f"{alt}-final"))
+    yield _make_claim(f"stateless FedAlt beats FedSim: {split}", gains(f"{alt}-final", f"{sim}-final"))
+    yield _make_claim(f"keeping state helps FedAlt: {split}", gains(f"{split}-fedalt-final", f"{alt}-final"))
     total, last = gains(f"{alt}-final", "fedavg"), gains(f"{alt}-final", alt)
     most = [b - a / 2 for a, b in zip(total, last, strict=True)]
-    yield _claim(f"final finetuning is most of what stateless FedAlt gains: {split}", most)
+    yield _make_claim(f"final finetuning is most of what stateless FedAlt gains: {split}", most)
 
 
 def _judge_harm(comparison: Comparison, partly: str) -> Iterator[Row]:
@@ -216,10 +217,10 @@ def _judge_harm(comparison: Comparison, partly: str) -> Iterator[Row]:
         fewest = min(others, key=sum)
         what = f"{sweep.option} ({sweep.split}, at the value that hurts fewest)"
         yield _settle(f"{what} still leaves clients hurt", fewest, all(fewest), some)
-        yield _claim(f"{what} lowers the share of clients hurt", compare(before, fewest))
+        yield _make_claim(f"{what} lowers the share of clients hurt", compare(before, fewest))
 
 
-def _claim(name: str, differences: Sequence[float], **rule: float) -> Row:
+def _make_claim(name: str, differences: Sequence[float], **rule: float) -> Row:
     decision: Any = claim(name, differences, **rule)
     return {"claim": name, "verdict": decision.verdict, **asdict(decision.interval), "each": list(differences), **rule}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import moiety as mo
-from moiety.experiments import FAILS, HOLDS, Row
+from moiety.experiments import FAILS, HOLDS, Row, write_summary
 from moiety_recipes.claims import show_needed
 from moiety_recipes.fedalt_night_page import PLAN, show_rule
 from moiety_recipes.fedalt_questions import OWN_SPLIT, QUESTIONS, Each, Question, average_labels
@@ -94,7 +94,7 @@ def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tup
         " are points; for clients hurt, clients in a hundred.",
         _show_table({name: row for name, row in rows.items() if name in HEADLINES}),
         fold("The other claims", _show_table({name: row for name, row in rows.items() if name not in HEADLINES})),
-        "\n".join(f"- {note}" for note in _notes(settings, flat)),
+        "\n".join(f"- {note}" for note in _write_notes(settings, flat)),
         "\n".join(
             f"- `{table['command']}`, {table['date']}, commit {table.get('commit', 'unknown')}" for table in tables
         ),
@@ -103,7 +103,7 @@ def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tup
     return "\n\n".join(parts) + "\n", rows, figures
 
 
-def _question(name: str) -> Question:
+def _get_question(name: str) -> Question:
     return OWN_SPLIT if name == OWN else QUESTIONS[name]
 
 
@@ -114,7 +114,7 @@ def _show_table(rows: Mapping[str, Row]) -> str:
 
 def _show(rows: Mapping[str, Row]) -> Iterator[Row]:
     for name, row in rows.items():
-        question = _question(name)
+        question = _get_question(name)
         verdicts = Counter(one["verdict"] for one in row["alone"].values())
         yield {
             "claim": question.text + (" *" if question.ours else ""),
@@ -128,7 +128,7 @@ def _show(rows: Mapping[str, Row]) -> Iterator[Row]:
         }
 
 
-def _notes(settings: Sequence[Row], flat: Sequence[str]) -> Iterator[str]:
+def _write_notes(settings: Sequence[Row], flat: Sequence[str]) -> Iterator[str]:
     yield "*: a control or a question that the paper does not have."
     answers = [(s["theory"][split]["better"], split, s) for s in settings for split in s["theory"]]
     preferences = [(side, split, s) for side, split, s in answers if side in ("fedalt", "fedsim")]
@@ -145,11 +145,11 @@ def _notes(settings: Sequence[Row], flat: Sequence[str]) -> Iterator[str]:
 
 def _draw_rows(row: Row) -> Iterator[Row]:
     for name, one in row["alone"].items():
-        yield {"row": name, **_in_points(one)}
-    yield {"row": "all settings", "strong": True, **_in_points(row)}
+        yield {"row": name, **_scale_to_points(one)}
+    yield {"row": "all settings", "strong": True, **_scale_to_points(row)}
 
 
-def _in_points(row: Row) -> dict[str, Any]:
+def _scale_to_points(row: Row) -> dict[str, Any]:
     return {key: None if row[key] is None else 100 * row[key] for key in ("mean", "low", "high")}
 
 
@@ -165,11 +165,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except mo.MoietyError as error:
         print(error, file=sys.stderr)
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)
-    for file, (title, some) in figures.items():
-        mo.reports.save(mo.reports.forest(some, x="points, 99% interval", title=title), options.out / file)
-    (options.out / "table.json").write_text(json.dumps({"questions": rows}, indent=1) + "\n")
-    (options.out / "README.md").write_text(page)
+    drawings = {
+        file: mo.reports.forest(some, x="points, 99% interval", title=title) for file, (title, some) in figures.items()
+    }
+    write_summary(options.out, page, figures=drawings, table={"questions": rows})
     print(page)
     return 0
 

@@ -52,8 +52,8 @@ def _digits() -> Setting:
     """Small enough to end in seconds: it shows that everything runs, and nothing else."""
 
     def data(seed: int) -> mo.FederatedData:
-        how = mo.data.dirichlet(0.5)
-        fed = mo.data.load("digits", clients=6, per_client=20, partition=how, validation=0.2, seed=seed)
+        partition = mo.data.dirichlet(0.5)
+        fed = mo.data.load("digits", clients=6, per_client=20, partition=partition, validation=0.2, seed=seed)
         return replace_pictures(fed, lambda x: x.reshape(-1, 1, 8, 8))
 
     stages = Stages(
@@ -98,9 +98,9 @@ def _chars74k(paper: bool) -> Setting:
 
 def _fashion_mnist(paper: bool) -> Setting:
     def data(seed: int) -> mo.FederatedData:
-        how = mo.data.dirichlet(0.3, balanced=False)
+        partition = mo.data.dirichlet(0.3, balanced=False)
         clients, test = (200, 60) if paper else (1000, 40)
-        options: dict[str, Any] = {"clients": clients, "partition": how, "test_per_client": test, "seed": seed}
+        options: dict[str, Any] = {"clients": clients, "partition": partition, "test_per_client": test, "seed": seed}
         fed = mo.data.load("fashion_mnist", validation=0.2, **options)
         return choose_clients(fed, least=100) if paper else average_pixels(choose_clients(fed, least=25, count=30))
 

@@ -35,8 +35,6 @@ from moiety_recipes.fedalt_stages import (
     Step,
     Sweep,
     build_cell,
-    choose_rate,
-    compare_rates,
     ditto,
     finetune,
     keep,
@@ -45,12 +43,11 @@ from moiety_recipes.fedalt_stages import (
     measure_memory,
     personalise,
     pfedme,
-    score,
     then_finetune,
     train_longer,
     train_together,
 )
-from moiety_recipes.tuning import MORE_VALUES, widen
+from moiety_recipes.tuning import MORE_VALUES, average_metric, choose_rate, compare_rates, widen
 
 DEAL = 0
 """The seed of the deal: clients and their rows are the same in all runs."""
@@ -310,31 +307,31 @@ class Pilot:
     setting: Setting
     results: Mapping[Any, Row]
 
-    def _rows(self, name: str) -> Row:
+    def _merge_rows(self, name: str) -> Row:
         return merge([self.results[pilot_key(self.setting, s, name)] for s in stages_of(self.setting).pilot_seeds])
 
-    def tried(self, name: str) -> dict[float, Row]:
+    def list_search_rows(self, name: str) -> dict[float, Row]:
         """The rows of all values that were tried, as the search went."""
         grid = list_grids(self.setting)[name]
-        rows = {value: self._rows(f"{name}-{value:g}") for value in grid}
+        rows = {value: self._merge_rows(f"{name}-{value:g}") for value in grid}
         while len(rows) < len(grid) + stages_of(self.setting).more_values and (
             more := widen(compare_rates(rows), LADDER)
         ):
-            rows[more[0]] = self._rows(f"{name}-{more[0]:g}")
+            rows[more[0]] = self._merge_rows(f"{name}-{more[0]:g}")
         return dict(sorted(rows.items()))
 
     @property
     def scores(self) -> dict[str, dict[str, float]]:
         """Validation scores by family and value."""
         return {
-            name: {f"{value:g}": score(row) for value, row in self.tried(name).items()}
+            name: {f"{value:g}": average_metric(row) for value, row in self.list_search_rows(name).items()}
             for name in list_grids(self.setting)
         }
 
     @property
     def rates(self) -> dict[str, float]:
         """The value that was chosen in each family."""
-        rows = {name: self.tried(name) for name in list_grids(self.setting)}
+        rows = {name: self.list_search_rows(name) for name in list_grids(self.setting)}
         return {name: choose_rate(list(some), some) for name, some in rows.items()}
 
     def best(self, name: str) -> float:
@@ -344,7 +341,7 @@ class Pilot:
     @property
     def more(self) -> float:
         """What twice the rounds of FedAvg gain on validation rows, in the metric's own unit and direction."""
-        return score(self._rows(TWICE)) - self.best("fedavg")
+        return average_metric(self._merge_rows(TWICE)) - self.best("fedavg")
 
     @property
     def curves(self) -> dict[str, list[tuple[float, float]]]:

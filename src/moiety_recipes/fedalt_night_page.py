@@ -54,7 +54,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         comparison, pilot = NightComparison(setting, setting.seeds(seeds), results), Pilot(setting, results)
         table = summarise(comparison, pilot)
         tables.append(table)
-        figures = {**list_figures(comparison), **_more_figures(comparison, pilot)}
+        figures = {**list_figures(comparison), **_list_more_figures(comparison, pilot)}
         parts.append(Part(flatten(table, comparison), show_setting(table, comparison), figures))
     return join_parts(ABOUT, parts, {"settings": tables})
 
@@ -222,15 +222,15 @@ def flatten(table: Row, comparison: Comparison) -> list[Row]:
     ]
 
 
-def _more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
+def _list_more_figures(comparison: Comparison, pilot: Pilot) -> Figures:
     name, scale = comparison.setting.name, comparison.scale
     curves = {title: [([p[0] for p in points], [p[1] for p in points])] for title, points in pilot.curves.items()}
     label = f"{comparison.metric.replace('_', ' ')} on validation rows"
-    how: dict[str, Any] = {"across": "round", "label": label, "scale": scale, "title": name}
+    options: dict[str, Any] = {"across": "round", "label": label, "scale": scale, "title": name}
     sizes = sorted((int(row["n"]) for row in comparison.steps["fedavg"]["clients"]), reverse=True)
     line = [(list(range(1, len(sizes) + 1)), sizes)]
     figures = {
-        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **how))
+        f"{name}/curve.png": (f"{name}: FedAvg, step (a), pilot seed", partial(mo.reports.courses, curves, **options))
     }
     if len(set(sizes)) > 1:  # one size would be a flat line
         figures[f"{name}/figure6.png"] = (

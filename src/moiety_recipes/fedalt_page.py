@@ -232,12 +232,15 @@ def show_number(value: float | None) -> str:
 def list_figures(comparison: Comparison) -> Figures:
     """The figures of one setting, in its folder."""
     name = comparison.setting.name
-    return {f"{name}/{file}.png": (f"{name}: {title}", draw) for file, title, draw in _figures(comparison)}
+    return {f"{name}/{file}.png": (f"{name}: {title}", draw) for file, title, draw in _list_figures(comparison)}
 
 
-def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], Any]]]:
+def _list_figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], Any]]]:
     setting, reports = comparison.setting, mo.reports
-    how: dict[str, Any] = {"scale": comparison.scale, "unit": "pp" if comparison.scale == 100 else comparison.metric}
+    options: dict[str, Any] = {
+        "scale": comparison.scale,
+        "unit": "pp" if comparison.scale == 100 else comparison.metric,
+    }
     best = comparison.order([f"{split}-fedalt-final" for split in setting.splits])[0]
     best_name = best.split("-")[0]
     steps = {
@@ -247,36 +250,36 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, str, Callable[[], An
     yield (
         "figure4",
         "change against FedAvg by the number of personal parameters (Figure 4)",
-        partial(reports.accuracy_against_parameters, _by_parameters(comparison), **how, title=setting.name),
+        partial(reports.accuracy_against_parameters, _draw_by_parameters(comparison), **options, title=setting.name),
     )
     first = {name: comparison.changes(steps[name])[0] for name in ("full, finetuned", f"{best_name}, FedAlt")}
     yield (
         "figure5",
         "change of every client by its training rows, first seed (Figures 5 and 8)",
-        partial(reports.scatter_change, first, **how),
+        partial(reports.scatter_change, first, **options),
     )
     for column in ("train", "test"):
         changes = {name: comparison.all_changes(step, column) for name, step in steps.items()}
         yield (
             f"figure7-{column}",
             f"change of clients on {column} rows, all seeds (Figure 7)",
-            partial(reports.violins, changes, label="personal part", **how),
+            partial(reports.violins, changes, label="personal part", **options),
         )
     yield (
         "figure11",
         f"change of every client over seeds, {best_name} with FedAlt (Figure 11)",
-        partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **how),
+        partial(reports.seed_bands, mo.analysis.over_seeds(comparison.changes(best)), **options),
     )
     for sweep in setting.stages.sweeps:
         changes = {f"{v:g}": comparison.all_changes(step) for v, step in comparison.sweep_steps(sweep).items()}
         yield (
             f"figure10-{sweep.option}",
             f"change of clients by {sweep.option}, {sweep.split}, {comparison.swept} (Figure 10)",
-            partial(reports.violins, changes, label=sweep.option.replace("_", " "), **how),
+            partial(reports.violins, changes, label=sweep.option.replace("_", " "), **options),
         )
 
 
-def _by_parameters(comparison: Comparison) -> list[Row]:
+def _draw_by_parameters(comparison: Comparison) -> list[Row]:
     def clients(step: str) -> list[Any]:
         return [row["clients"] for row in comparison.rows(step)]
 

@@ -157,8 +157,8 @@ def _tiny(name: str, alpha: float, **sizes: Any) -> Setting:
     """The digits that come with scikit-learn."""
 
     def data(seed: int) -> mo.FederatedData:
-        how = mo.data.dirichlet(alpha, balanced=False)
-        return mo.data.load("digits", clients=4, per_client=20, partition=how, validation=0.2, seed=seed)
+        partition = mo.data.dirichlet(alpha, balanced=False)
+        return mo.data.load("digits", clients=4, per_client=20, partition=partition, validation=0.2, seed=seed)
 
     title = f"Handwritten digits (scikit-learn); label ratios of clients drawn from Dirichlet({alpha:g})."
     return _dense(name, title, data, 64, 10, _tiny_stages(**sizes))
@@ -235,8 +235,8 @@ def _label_stages(alpha: float) -> Night:
 
 def _deal(alpha: float, most: int) -> dict[str, Any]:
     """Rows of each label by Dirichlet, so that sizes differ too; no client has more rows than ``most``."""
-    how = mo.data.dirichlet(alpha, balanced=False, min_examples=1)
-    return {"partition": how, "per_client": most, "test_per_client": 40, "validation": 0.2}
+    partition = mo.data.dirichlet(alpha, balanced=False, min_examples=1)
+    return {"partition": partition, "per_client": most, "test_per_client": 40, "validation": 0.2}
 
 
 def _objects(alpha: float) -> Setting:
@@ -302,8 +302,8 @@ def plan_numbers(scale: str) -> Plan:
     """Digits said one after another."""
 
     def data(seed: int) -> mo.FederatedData:
-        few: dict[str, Any] = {"shortest": 2, "longest": 3, "per_client": 50}
-        return mo.data.load("connected_digits", **few, test=0.3, validation=0.14, seed=seed)
+        small: dict[str, Any] = {"shortest": 2, "longest": 3, "per_client": 50}
+        return mo.data.load("connected_digits", **small, test=0.3, validation=0.14, seed=seed)
 
     sizes = {"vocabulary": 11, "mels": 32, "channels": 32, "width": 32, "blocks": 1, "heads": 2, "feed_forward": 64}
     stages = plan_night(
@@ -327,7 +327,7 @@ def plan_numbers(scale: str) -> Plan:
     )
     title = "Spoken digits, two or three after one another (AudioMNIST), transcribed with CTC; clients are speakers."
     tiny_sizes = {**sizes, "mels": 8, "channels": 8, "width": 8, "feed_forward": 16}
-    how = {"seeds": 1, "clip": 1.0, "batch_size": 4, "lr": (0.001, 0.002), "with_stateless": False}
+    options = {"seeds": 1, "clip": 1.0, "batch_size": 4, "lr": (0.001, 0.002), "with_stateless": False}
     return _at_scale(
         scale,
         _one_split(
@@ -336,7 +336,7 @@ def plan_numbers(scale: str) -> Plan:
                 "Handwritten digits (scikit-learn), column by column.",
                 _join_digits,
                 tiny_sizes,
-                _tiny_stages(**how, with_theory=False),
+                _tiny_stages(**options, with_theory=False),
             )
         ),
         _describe_speech("connected_digits", title, data, sizes, stages),

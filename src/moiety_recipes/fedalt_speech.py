@@ -80,8 +80,8 @@ def _audiomnist(paper: bool) -> Setting:
         fed = mo.data.load("audiomnist", per_client=None if paper else 68, **PARTS, seed=seed)
         return fed if paper else average_pixels(fed)
 
-    few: dict[str, Any] = {"rounds": 60, "cohort": 10, "batch_size": 16, "personal_rounds": 10, "finetune_epochs": 2}
-    stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1))
+    small: dict[str, Any] = {"rounds": 60, "cohort": 10, "batch_size": 16, "personal_rounds": 10, "finetune_epochs": 2}
+    stages = _table9() if paper else _laptop(**small, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1))
     image, width = ((1, 32, 32), 64) if paper else ((1, 16, 16), 8)
     no_paper = "The paper tells no single words apart, so there are no numbers of it beside these."
     network = (
@@ -98,14 +98,14 @@ def _audiomnist(paper: bool) -> Setting:
         stages=stages,
         paper=NO_SUCH_TASK,
         margin=0.01,
-        notes=partial(_notes, [no_paper, network, *rates]),
+        notes=partial(_write_notes, [no_paper, network, *rates]),
     )
 
 
 def _connected_digits(paper: bool) -> Setting:
     def data(seed: int) -> mo.FederatedData:
-        few: dict[str, Any] = {} if paper else {"shortest": 3, "longest": 4, "per_client": 57}
-        return mo.data.load("connected_digits", **few, **PARTS, seed=seed)
+        small: dict[str, Any] = {} if paper else {"shortest": 3, "longest": 4, "per_client": 57}
+        return mo.data.load("connected_digits", **small, **PARTS, seed=seed)
 
     few: dict[str, Any] = {"rounds": 200, "cohort": 5, "batch_size": 8, "personal_rounds": 30, "finetune_epochs": 3}
     stages = _table9() if paper else _laptop(**few, lr=(0.3, 0.6), finetune_lr=(0.03, 0.1, 0.3))
@@ -127,7 +127,8 @@ def _connected_digits(paper: bool) -> Setting:
             " (rates of 0.002 and 0.004) 10 to 22%."
         )
     title = "Spoken digits one after another (AudioMNIST), transcribed with the CTC loss; clients are speakers."
-    return replace(describe_transformer("connected_digits", title, data, sizes, stages), notes=partial(_notes, notes))
+    setting = describe_transformer("connected_digits", title, data, sizes, stages)
+    return replace(setting, notes=partial(_write_notes, notes))
 
 
 def describe_transformer(
@@ -156,7 +157,7 @@ def describe_transformer(
 
 def _table9() -> Stages:
     """The column LibriSpeech of Table 9; one seed, since the paper has five for all tasks but this."""
-    how = {"server": mo.server.adam(lr=1e-3), "schedule": mo.schedule.linear()}
+    options = {"server": mo.server.adam(lr=1e-3), "schedule": mo.schedule.linear()}
     return Stages(
         seeds=1,
         cohort=50,
@@ -168,18 +169,20 @@ def _table9() -> Stages:
         personal_lr=(1e-2,),
         finetune_lr=(1e-4,),
         clip=0.25,
-        federated=how,
-        personalised=how,
+        federated=options,
+        personalised=options,
     )
 
 
 def _laptop(**sizes: Any) -> Stages:
     """Sizes that end in minutes on two cores."""
-    how = {"schedule": mo.schedule.linear()}
-    return Stages(seeds=3, personal_lr=(0.1, 0.3), clip=1.0, federated=how, personalised=how, pfedme_steps=2, **sizes)
+    options = {"schedule": mo.schedule.linear()}
+    return Stages(
+        seeds=3, personal_lr=(0.1, 0.3), clip=1.0, federated=options, personalised=options, pfedme_steps=2, **sizes
+    )
 
 
-def _notes(notes: Sequence[str], stages: Stages) -> list[str]:
+def _write_notes(notes: Sequence[str], stages: Stages) -> list[str]:
     if stages.seeds == 1:
         seeds = "One seed, as in the paper for speech: nothing can be said of chance."
     else:

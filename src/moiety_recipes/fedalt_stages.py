@@ -16,7 +16,6 @@ stage (b), each on its own.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Row
+from moiety_recipes.tuning import choose_rate
 
 if TYPE_CHECKING:
     from torch import nn
@@ -232,8 +232,8 @@ def finetune(stages: Stages, split: str, lr: float, start: str = "fedavg", *, we
     """Stage (c): the personal part alone, by every client."""
     algorithm = mo.finetune(personal=local_sgd(stages, lr, stages.finetune_epochs, weight_decay=weight_decay))
     name = f"{split}-finetune" if start == "fedavg" else f"{start}-final"
-    shown = name in (f"{FULL}-finetune", f"{split}-fedalt-final")  # in the figures that have training rows
-    return Step(name, algorithm, split, 1, None, start, train=shown)
+    in_figures = name in (f"{FULL}-finetune", f"{split}-fedalt-final")  # in the figures that have training rows
+    return Step(name, algorithm, split, 1, None, start, train=in_figures)
 
 
 def then_finetune(stages: Stages, step: Step, split: str, lr: float) -> list[Step]:
@@ -342,26 +342,6 @@ def _tune(setting: Setting, fed: mo.FederatedData, seed: int, families: Families
                 rows[lr] = yield build_cell(setting, fed, step, seed, tuning=True)
         rates[name] = choose_rate(grid, rows)
     return rates
-
-
-def choose_rate(grid: Sequence[float], rows: Mapping[float, Row]) -> float:
-    """The rate with the best score; the first one has a tie, and wins where nothing was tried."""
-    return grid[0] if len(grid) == 1 else max(grid, key=compare_rates(rows).__getitem__)
-
-
-def compare_rates(rows: Mapping[float, Row]) -> dict[float, float]:
-    """The scores of rates that were tried, more is better."""
-    metric = next(iter(rows.values()))["metric"]
-    higher = mo.analysis.higher_is_better(metric, *(row["clients"] for row in rows.values()))
-    sign = 1 if higher else -1
-    scores = {lr: score(row) for lr, row in rows.items()}
-    # Rounded, so that the last digits, which differ between engines, decide no tie.
-    return {lr: round(sign * value, 6) if math.isfinite(value) else -math.inf for lr, value in scores.items()}
-
-
-def score(row: Row) -> float:
-    """The mean metric over clients, weighted by their scored rows (the paper's)."""
-    return float(mo.evaluation.summarise(row["clients"], higher_is_better=True)["metric"])
 
 
 def build_cell(setting: Setting, fed: mo.FederatedData, step: Step, seed: int, *, tuning: bool = False) -> Cell:

@@ -38,10 +38,10 @@ tenth or two of one."""
 
 def plan(scale: str) -> Plan:
     """Shakespeare's words; at scale ``ci`` made-up ones."""
-    return Plan((_made_up() if scale == "ci" else _shakespeare(scale == "paper"),))
+    return Plan((_made_up_setting() if scale == "ci" else _shakespeare(scale == "paper"),))
 
 
-def _made_up() -> Setting:
+def _made_up_setting() -> Setting:
     """Small enough to end in seconds: it shows that everything runs, and nothing else."""
     sizes = {"vocabulary": 16, "length": 6, "width": 8, "blocks": 2, "heads": 2, "feed_forward": 16}
     stages = Stages(
@@ -94,7 +94,7 @@ def _shakespeare(paper: bool) -> Setting:
 
     title = "Shakespeare's plays, next-word prediction; clients are speaking roles, rows are sentences."
     setting = _setting("shakespeare", title, data, sizes, _table9() if paper else _laptop())
-    return replace(setting, notes=partial(_notes, paper, sizes))
+    return replace(setting, notes=partial(_write_notes, paper, sizes))
 
 
 def _setting(
@@ -167,7 +167,7 @@ def _laptop() -> Stages:
     )
 
 
-def _notes(paper: bool, sizes: Mapping[str, int], stages: Stages) -> list[str]:
+def _write_notes(paper: bool, sizes: Mapping[str, int], stages: Stages) -> list[str]:
     words, length = sizes["vocabulary"] - 4, sizes["length"]
     notes = [
         "The paper's numbers are of Stack Overflow: what 1,000 users of a site for programmers wrote, many times more"

@@ -16,7 +16,7 @@ import numpy as np
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Page, Results, Row, Section, compare, table_row
-from moiety_recipes.fedpop_pages import build_page, count_claims, judge
+from moiety_recipes.fedpop_pages import build_page, count_intervals, judge
 from moiety_recipes.pictures import average_pixels, replace_pictures
 
 FEDSOUL = "FedSOUL"
@@ -286,7 +286,7 @@ def page(
         rows=rows,
         claims=claims,
         notes=notes,
-        sentence=f"{FEDSOUL} is {count_claims(claims)}.",
+        sentence=f"{FEDSOUL} is {count_intervals(claims)}.",
         unit="difference (points)",
         digits=2,
     )

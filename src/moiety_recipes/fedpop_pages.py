@@ -1,13 +1,14 @@
-"""What the pages of the FedPop recipes share: claims with their verdicts, wide tables, and reliability over seeds."""
+"""What the pages of the FedPop recipes share: differences, wide tables, and reliability over seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from moiety.experiments import FAILS, HOLDS, Page, Row, Section, table_row
+from moiety.experiments import Page, Row, Section, table_row
 from moiety_recipes.pages import Figures, judge_row
 
+DIFFERENCES = "Differences"
 SHARES = ("accuracy", "worst", "ece", "client_ece", "covered", "mass", "gap", "auroc", "auroc_information")
 """The measures that are shown in per cent, with one digit; others have two."""
 
@@ -23,14 +24,17 @@ def judge(row: str, differences: Sequence[float], *, scale: float = 1.0, **label
     return {**judge_row(row, differences, scale=scale), **labels}
 
 
-def count_claims(claims: Sequence[Row]) -> str:
-    """How many comparisons are won and lost.
+def count_intervals(differences: Sequence[Row]) -> str:
+    """How many differences have their whole interval above 0, and how many below.
 
-    >>> count_claims([{"verdict": "holds"}, {"verdict": "does not hold"}, {"verdict": "not decided at this scale"}])
-    'ahead in 1 of 3 comparisons and behind in 1'
+    >>> count_intervals([{"low": 0.1, "high": 0.2}, {"low": -0.2, "high": -0.1}, {"low": -0.1, "high": 0.3}])
+    'ahead in 1 of 3 differences and behind in 1, by their 95% intervals over seeds'
     """
-    verdicts = [row["verdict"] for row in claims]
-    return f"ahead in {verdicts.count(HOLDS)} of {len(verdicts)} comparisons and behind in {verdicts.count(FAILS)}"
+    known = [row for row in differences if row["low"] is not None]
+    ahead, behind = sum(row["low"] > 0 for row in known), sum(row["high"] < 0 for row in known)
+    return (
+        f"ahead in {ahead} of {len(differences)} differences and behind in {behind}, by their 95% intervals over seeds"
+    )
 
 
 def widen(rows: Sequence[Row], *, line: str, column: str, digits: int | None = None) -> list[Row]:
@@ -57,6 +61,10 @@ def pool_bins(seeds: Sequence[Sequence[Row]]) -> list[Row]:
     return pooled
 
 
+SIGNS = "A difference above 0 says that it is so, one below 0 the contrary."
+UNJUDGED = "Nothing is judged here: verdicts are for runs of scale `night`, whose claims were planned before."
+
+
 def build_page(
     *,
     about: str,
@@ -70,15 +78,15 @@ def build_page(
     unit: str = "difference",
     digits: int = 3,
 ) -> Page:
-    """The page: sizes, tables, claims, notes and figures; ``table.json`` has the rows, then the claims."""
-    columns = {"row": "claim", "ours": unit, "interval": "95% interval over seeds", "verdict": "verdict"}
+    """The page: sizes, tables, differences without verdicts, notes, figures; ``table.json`` has rows, then claims."""
+    columns = {"row": "is it so that", "ours": unit, "interval": "95% interval over seeds"}
     return Page(
         about=about,
         rows=[*rows, *claims],
         sections=[
             Section(text=size),
             *tables,
-            Section(title="Claims", rows=claims, columns=columns, digits=digits),
+            Section(title=DIFFERENCES, text=f"{SIGNS} {UNJUDGED}", rows=claims, columns=columns, digits=digits),
             Section(title="Decided here", notes=notes),
         ],
         sentence=sentence,

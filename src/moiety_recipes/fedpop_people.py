@@ -20,7 +20,7 @@ import numpy as np
 
 import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare
-from moiety_recipes.fedpop_pages import build_page, count_claims, judge, measure_row, pool_bins, widen
+from moiety_recipes.fedpop_pages import build_page, count_intervals, judge, measure_row, pool_bins, widen
 
 METHODS = ("FedPop", "FedRep", "finetuning", "FedAvg", "alone")
 PERSONAL_HEAD = ("FedPop", "FedRep", "finetuning")
@@ -243,7 +243,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         rows=rows,
         claims=claims,
         notes=build_notes(plan),
-        sentence=f"For new people, FedPop is {count_claims([row for row in claims if row['group'] == 'new'])}.",
+        sentence=f"For new people, FedPop is {count_intervals([row for row in claims if row['group'] == 'new'])}.",
         figures={"reliability.png": ("Reliability for new people", partial(draw, seeds, results))},
     )
 
@@ -279,7 +279,7 @@ def build_notes(plan: Plan) -> list[str]:
 ABOUT = (
     "Human activities by people with phones (UCI HAR). The method is that of Kotelevskii et al. 2022, who do not have"
     " this experiment: there is no number of a paper beside ours. In brackets is the 95% interval of the mean over"
-    " seeds (Student's t); a claim is judged by the differences of the same seed."
+    " seeds (Student's t); differences are of the same seed."
 )
 
 fedpop_people = Experiment(

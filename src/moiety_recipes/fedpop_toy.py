@@ -22,21 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import moiety as mo
-from moiety.experiments import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    Cell,
-    Cells,
-    Experiment,
-    Page,
-    Results,
-    Row,
-    Section,
-    compare,
-    table_row,
-)
-from moiety_recipes.fedpop_pages import build_page, count_claims, judge, widen
+from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, compare, table_row
+from moiety_recipes.fedpop_pages import DIFFERENCES, UNJUDGED, build_page, count_intervals, judge, widen
 
 if TYPE_CHECKING:
     from torch import nn
@@ -252,7 +239,7 @@ def judge_methods(plan: Plan, seeds: Sequence[int], results: Results) -> Iterato
 
 
 def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
-    """A table for each measure, the claims, and a figure."""
+    """A table for each measure, the differences, and a figure."""
     rows, claims = score(plan, seeds, results), list(judge_methods(plan, seeds, results))
     by_measure = {measure: [row for row in rows if row["measure"] == measure] for measure in MEASURES}
     spaces = [row for row in claims if row["against"] == "FedRep" and row["measure"] == "space"]
@@ -270,21 +257,21 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         rows=rows,
         claims=claims,
         notes=NOTES,
-        sentence=f"By the distance of the space, FedSOUL against FedRep is {count_claims(spaces)}.",
+        sentence=f"By the distance of the space, FedSOUL against FedRep is {count_intervals(spaces)}.",
         figures={"figure2.png": ("Distances by problem", partial(draw, by_measure))},
     )
-    short = Section(title="Claims", text=CLAIMS, rows=list(shorten(plan, claims)))
-    return replace(whole, sections=[short if each.title == "Claims" else each for each in whole.sections])
+    short = Section(title=DIFFERENCES, text=f"{CLAIMS} {UNJUDGED}", rows=list(shorten(plan, claims)))
+    return replace(whole, sections=[short if each.title == DIFFERENCES else each for each in whole.sections])
 
 
 def shorten(plan: Plan, claims: Sequence[Row]) -> Iterator[Row]:
-    """A line for each problem: how far FedSOUL is ahead, with the verdict."""
-    signs = {HOLDS: "holds", FAILS: "does not hold", UNDECIDED: "not decided"}
+    """A line for each problem: how far FedSOUL is ahead."""
     for problem in plan.problems:
         line = {"": problem.heading}
         for row in (row for row in claims if row["problem"] == problem.name):
             measure = "exact mean" if row["method"] == EXACT else row["measure"]
-            line[f"{row['against']}, {measure}"] = f"{row['ours']:+.3f}, {signs[row['verdict']]}"
+            ends = "" if row["low"] is None else f" ({row['low']:+.3f} to {row['high']:+.3f})"
+            line[f"{row['against']}, {measure}"] = f"{row['ours']:+.3f}{ends}"
         yield line
 
 
@@ -307,11 +294,11 @@ ABOUT = (
     'Kotelevskii et al. 2022, "FedPop: A Bayesian Approach for Personalised Federated Learning", Figures 2 and S1 to'
     " S6, which the paper shows without numbers; less is better. The space is that of the learned representation, its"
     " distance from the true one the sine of the largest principal angle. In brackets is the 95% interval of the mean"
-    " over seeds (Student's t); a claim is judged by the differences of the same seed."
+    " over seeds (Student's t); differences are of the same seed."
 )
 CLAIMS = (
     "How much nearer FedSOUL is than FedRep and than FedAvg: by the space, by the clients' vectors, and by its exact"
-    " mean. The intervals of these differences are in table.json."
+    " mean."
 )
 NOTES = (
     "The paper writes the noise as N(., 0.1): a variance of 0.1, a deviation of 0.32. The authors' program has a"

@@ -9,8 +9,36 @@ from __future__ import annotations
 
 import sys
 
-from moiety_recipes.holds import Holds
+from moiety_recipes.holds import Drawing, Holds
 
+DRAWINGS = {
+    "table1.png": Drawing(
+        "fedspa-table1", r"(.* is (?:ahead of|within \S+ points of) .*)", "Table 1: how far the first method is ahead"
+    ),
+    "table2.png": Drawing(
+        "fedspa-table1", r"(.* needs fewer rounds to .* than .*)", "Table 2: rounds that the first method saves"
+    ),
+    "table3.png": Drawing(
+        "fedspa-sparsity", r"(.*: sparsity .* is ahead of .*)", "Table 3: how far the first sparsity is ahead"
+    ),
+    "best-sparsity.png": Drawing(
+        "fedspa-sparsity",
+        r"the best sparsity is larger in B than in IID .*",
+        "Figure 4: the best sparsity, B minus IID",
+    ),
+    "table4.png": Drawing("fedspa-ablations", r"(.*)", "Table 4: how far the first variant is ahead"),
+    "theorem1-gradients.png": Drawing(
+        "fedspa-theorem1", r"G is larger in B than in IID .*", "Theorem 1: clients' gradients (G), B minus IID"
+    ),
+    "theorem1-spread.png": Drawing(
+        "fedspa-theorem1",
+        r"mean squared norm of the difference from the mean gradient is .*",
+        "Theorem 1: squared distance from the mean gradient, B minus IID",
+    ),
+    "theorem1-masks.png": Drawing(
+        "fedspa-theorem1", r"distance of the masks of two clients.*", "Theorem 1: distance of masks, B minus IID"
+    ),
+}
 PAPER = Holds(
     program="fedspa_holds",
     about=__doc__,
@@ -22,6 +50,7 @@ PAPER = Holds(
         "fedspa-ablations": "Table 4 and Figures 5 to 8",
         "fedspa-theorem1": "Theorem 1",
     },
+    drawings=DRAWINGS,
 )
 make_page, main = PAPER.make_page, PAPER.main
 

@@ -116,7 +116,7 @@ def keep(run: mo.Run) -> Row:
     }
 
 
-def time_to(course: Row, score: float) -> float | None:
+def find_time(course: Row, score: float) -> float | None:
     """The virtual time of the first evaluation with at least that score; None where there is none."""
     return next((t for t, s in zip(course["time"], course["accuracy"], strict=True) if s >= score), None)
 
@@ -127,7 +127,7 @@ def judge(plan: Plan, seeds: Sequence[int], results: Results, method: str) -> li
     name, margin = METHODS[method], 100 * plan.margin
     ends = {form: [course["accuracy"][-1] for course in own] for form, own in courses.items()}
     slow = {
-        form: [slow_accuracy(plan, course, seed) for course, seed in zip(own, seeds, strict=True)]
+        form: [measure_slow_accuracy(plan, course, seed) for course, seed in zip(own, seeds, strict=True)]
         for form, own in courses.items()
     }
     gaps = {"asynchronous less synchronous (points)": ends, "the same for the slowest quarter": slow}
@@ -136,29 +136,29 @@ def judge(plan: Plan, seeds: Sequence[int], results: Results, method: str) -> li
         gap = compare(scores["asynchronous"], scores["synchronous"], scale=100)
         rows.append(judge_row(f"{name}: {what}, within {margin:g}", gap, within=margin))
     times = {
-        form: [time_to(c, plan.share * end) for c, end in zip(courses[form], ends["synchronous"], strict=True)]
+        form: [find_time(c, plan.share * end) for c, end in zip(courses[form], ends["synchronous"], strict=True)]
         for form in FORMS
     }
     for form in FORMS:
         row = f"{name}, {form}: virtual seconds to {plan.share:.0%} of the synchronous end"
         seconds = [time for time in times[form] if time is not None]
-        rows.append(_time_row(row, seconds) if seconds else {"row": row, "paper": None, "ours": None, "seeds": 0})
+        rows.append(_make_time_row(row, seconds) if seconds else {"row": row, "paper": None, "ours": None, "seeds": 0})
     row = f"{name}: times sooner, above 1"
     ratios = [a / b for a, b in zip(*times.values(), strict=True) if a is not None and b is not None]
     if len(ratios) < len(seeds):  # the asynchronous form never came so far
         return [*rows, {"row": row, "paper": None, "ours": None, "seeds": len(ratios), "verdict": FAILS}]
     verdict = claim(row, [math.log(ratio) for ratio in ratios]).verdict
-    return [*rows, _time_row(row, ratios, verdict=verdict)]
+    return [*rows, _make_time_row(row, ratios, verdict=verdict)]
 
 
-def _time_row(row: str, values: Sequence[float], *, verdict: str | None = None) -> Row:
+def _make_time_row(row: str, values: Sequence[float], *, verdict: str | None = None) -> Row:
     """A row of times, or of ratios of times: their geometric mean, with the interval of the mean logarithm."""
     logs = table_row(row, [math.log(value) for value in values], verdict=verdict)
     ends = {key: None if logs[key] is None else math.exp(logs[key]) for key in ("ours", "low", "high")}
     return {**logs, **ends, "std": None}
 
 
-def slow_accuracy(plan: Plan, course: Row, seed: int) -> float:
+def measure_slow_accuracy(plan: Plan, course: Row, seed: int) -> float:
     """The mean accuracy of the slowest quarter of clients, by what their first hundred turns would take."""
     import numpy as np
 
@@ -187,13 +187,13 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             Section(title="Accuracy and virtual time", text=VERDICTS, rows=rows),
             Section(title="Notes", notes=NOTES),
         ],
-        sentence=sentence(rows),
+        sentence=write_sentence(rows),
         figures={"curves.png": ("Accuracy along virtual time, a line for every seed", partial(draw, results))},
         more={"title": title, "margin": plan.margin, "share": plan.share, "notes": NOTES, "curves": curves},
     )
 
 
-def sentence(rows: Sequence[Row]) -> str:
+def write_sentence(rows: Sequence[Row]) -> str:
     """How much sooner, in one line."""
     parts = []
     for title in METHODS.values():

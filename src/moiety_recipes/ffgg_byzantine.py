@@ -244,7 +244,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     ]
     reference = results[seeds[0], *REFERENCE]
     return Page(
-        about=_about(plan, honest=len(reference["clients"]) - len(reference["attackers"]), seeds=len(seeds)),
+        about=_describe_plan(plan, honest=len(reference["clients"]) - len(reference["attackers"]), seeds=len(seeds)),
         rows=[*rows, *worst],
         sections=[
             Section(text=plan.pictures.title),
@@ -256,7 +256,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
                 title="Notes", text=RULE if plan.strict else "", notes=[*DEALT, *NOTES[2:]] if plan.strict else NOTES
             ),
         ],
-        sentence=sentence(plan, rows),
+        sentence=write_sentence(plan, rows),
         figures={"matrix.png": ("Accuracy of honest clients by attack and aggregator", partial(draw, plan, rows))},
         more={"title": plan.pictures.title, "margin": plan.margin, "notes": NOTES},
     )
@@ -277,7 +277,7 @@ def summarise(plan: Plan, rows: Sequence[Row]) -> dict[str, dict[str, list[str]]
     }
 
 
-def sentence(plan: Plan, rows: Sequence[Row]) -> str:
+def write_sentence(plan: Plan, rows: Sequence[Row]) -> str:
     """Which aggregators hold under all attacks, in one line."""
     summary = summarise(plan, rows)
     attacks = len(plan.attacks) - (NONE in plan.attacks)
@@ -301,7 +301,7 @@ def draw(plan: Plan, rows: Sequence[Row]) -> Any:
     )
 
 
-def _about(plan: Plan, *, honest: int, seeds: int) -> str:
+def _describe_plan(plan: Plan, *, honest: int, seeds: int) -> str:
     return (
         'Mishchenko et al. 2023, "Partially Personalized Federated Learning: Breaking the Curse of Data Heterogeneity",'
         " Algorithm 5; the paper has a theorem on it (Theorem 8) and no experiment, so no number of its own stands"

@@ -62,9 +62,10 @@ def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
 
 def ask(plan: Sizes, name: str, seed: int, choice: Row) -> Row:
     """The advice by each solver, for a model that FedAvg trained on training rows without validation rows."""
-    from moiety_recipes.ffgg_stages import fedavg, options
+    from moiety_recipes.ffgg_stages import fedavg, list_options
 
-    arguments = options(plan, name, seed, fedavg(plan, choice["rates"][FEDAVG], first=True), NOTHING, choice["rounds"])
+    algorithm = fedavg(plan, choice["rates"][FEDAVG], first=True)
+    arguments = list_options(plan, name, seed, algorithm, NOTHING, choice["rounds"])
     run = mo.fit(**{**arguments, "data": load(name, seed), "engine": "vectorised"}, progress=False)
     model = run.export(load(name, seed).ids[0])
     splits = {split: build_split(name, model, split) for split in (NOTHING, *SPLITS)}
@@ -72,8 +73,8 @@ def ask(plan: Sizes, name: str, seed: int, choice: Row) -> Row:
     sgd = mo.sgd(sorted(rates)[len(rates) // 2], epochs=plan.epochs, batch_size=plan.batch_size)
     advice = {}
     for solver in SOLVERS:
-        how: Row = {"solver": sgd} if solver == "SGD" else {}
-        diagnosis = mo.diagnose_split(model, load(name, seed), splits=splits, clients=30, seed=seed, **how)
+        options: Row = {"solver": sgd} if solver == "SGD" else {}
+        diagnosis = mo.diagnose_split(model, load(name, seed), splits=splits, clients=30, seed=seed, **options)
         table = [{key: row[key] for key in ("split", "left", "metric", "verdict")} for row in diagnosis.rows]
         picks = {kind: getattr(diagnosis, kind) for kind in ADVICE}
         advice[solver] = {"rows": table} | {kind: row and row.split for kind, row in picks.items()}
@@ -112,7 +113,7 @@ def page(plan: Sizes, seeds: Sequence[int], results: Results) -> Page:
     )
 
 
-def best_split(seeds: Sequence[int], results: Results, name: str) -> str:
+def find_best_split(seeds: Sequence[int], results: Results, name: str) -> str:
     """The split with the best mean accuracy over the seeds shown, which favours it."""
     return max((NOTHING, *SPLITS), key=lambda split: fmean(score_split(results, s, name, split) for s in seeds))
 
@@ -124,7 +125,7 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     for (names, pooled), solver, kind in itertools.product(groups, SOLVERS, ADVICE):
         losses = {}
         for n in names:
-            best = best_split(seeds, results, n)
+            best = find_best_split(seeds, results, n)
             splits = [results[s, n, "advice"][solver][kind] or NOTHING for s in seeds]
             losses[n] = [
                 score_split(results, s, n, split) - score_split(results, s, n, best)
@@ -151,7 +152,7 @@ def tabulate(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Ro
     """A row for each setting and split."""
     for name, split in itertools.product(plan.settings, (NOTHING, *SPLITS)):
         row = score_row(f"{name}: {split}", [score_split(results, s, name, split) for s in seeds], scale=100)
-        mark = " (best)" if split == best_split(seeds, results, name) else ""
+        mark = " (best)" if split == find_best_split(seeds, results, name) else ""
         counts = {
             f"advised by {solver}, {kind}": Counter(results[s, name, "advice"][solver][kind] for s in seeds)[split]
             for solver, kind in itertools.product(SOLVERS, ADVICE)
@@ -182,7 +183,8 @@ def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
     }
     marks = {}
     for n in plan.settings:
-        best, counts = best_split(seeds, results, n), Counter(results[s, n, "advice"]["SGD"]["best"] for s in seeds)
+        best = find_best_split(seeds, results, n)
+        counts = Counter(results[s, n, "advice"]["SGD"]["best"] for s in seeds)
         marks[n] = [f"{'best, ' if split == best else ''}advised {counts[split]}x" for split in splits]
     title = f"best: the best split after training; advised: by the diagnosis, in so many of {len(seeds)} seeds"
     return mo.reports.heat_map(

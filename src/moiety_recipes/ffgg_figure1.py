@@ -156,12 +156,12 @@ def keep_points(problem: Quadratics, line: Line, run: mo.Run) -> Row:
     return {"method": line.method, "tau": line.tau, "points": points, "operator": operator, "distance": distance}
 
 
-def final_error(line: Row) -> float:
+def get_final_error(line: Row) -> float:
     """The error after the last round."""
     return float(line["points"][-1][1])
 
 
-def late_error(line: Row) -> tuple[float, float]:
+def average_late_errors(line: Row) -> tuple[float, float]:
     """The mean error over the last quarter of the points: L2GD's coin makes a single one a matter of luck.
 
     With it two standard errors of that mean, as if points were independent; 0 where there is only one.
@@ -180,7 +180,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
         about=ABOUT,
         rows=[*rows, *claims],
         sections=[
-            Section(text=_constants(plan, problem)),
+            Section(text=_show_constants(plan, problem)),
             Section(title="Errors", rows=[_shorten(row) for row in rows], columns=ERRORS),
             Section(title="Claims", rows=[_shorten(row) for row in claims], columns=CLAIMS),
             Section(title="Decided here", notes=NOTES),
@@ -200,14 +200,14 @@ def tabulate(plan: Plan, problem: Quadratics, lines: Mapping[str, Row]) -> Itera
             "line": name,
             "paper": None,
             "rounds": line["points"][-1][0],
-            "ours": final_error(line),
-            "end": None if name.startswith("cg-") else _limit(plan, problem, line["method"], line["tau"]),
+            "ours": get_final_error(line),
+            "end": None if name.startswith("cg-") else _find_limit(plan, problem, line["method"], line["tau"]),
             **{key: line[key] for key in ("operator", "distance", "seconds")},
             "verdict": None,
         }
 
 
-def _limit(plan: Plan, problem: Quadratics, method: str, tau: int) -> float:
+def _find_limit(plan: Plan, problem: Quadratics, method: str, tau: int) -> float:
     """Where a line of panels (b) to (d) leads."""
     match method:
         case "FFGG":
@@ -223,26 +223,28 @@ def judge(plan: Plan, problem: Quadratics, lines: Mapping[str, Row]) -> Iterator
     """What sections 3.1 and 3.2 say, each with both numbers. Only L2GD has chance in it: its coin."""
     exact = limits.exact_ffgg(problem, 1 / problem.cocoercive(), plan.first_rounds)
     least, most = plan.inner[0], plan.inner[-2:]
-    last = {name: final_error(line) for name, line in lines.items()}
-    yield _claim(f"FFGG with {least} CG steps reaches an error of 1e-4", last[f"cg-{least}"], 1e-4)
+    last = {name: get_final_error(line) for name, line in lines.items()}
+    yield _make_claim(f"FFGG with {least} CG steps reaches an error of 1e-4", last[f"cg-{least}"], 1e-4)
     for tau in most:
         text = f"FFGG with {tau} CG steps is as good as with exact solutions (by 1%), which end at 0"
-        yield _claim(text, last[f"cg-{tau}"], 1.01 * exact)
-    yield _claim(f"FFGG gains by CG steps: {most[0]} instead of {least}", last[f"cg-{most[0]}"], last[f"cg-{least}"])
+        yield _make_claim(text, last[f"cg-{tau}"], 1.01 * exact)
+    yield _make_claim(
+        f"FFGG gains by CG steps: {most[0]} instead of {least}", last[f"cg-{most[0]}"], last[f"cg-{least}"]
+    )
     for tau, method in itertools.product(plan.local, OTHERS):
-        ours, _ = late_error(lines[f"ffgg-{tau}"])
-        other, noise = late_error(lines[name_line(method, tau)])
+        ours, _ = average_late_errors(lines[f"ffgg-{tau}"])
+        other, noise = average_late_errors(lines[name_line(method, tau)])
         text = f"FFGG is ahead of {method}: {tau} local steps, last quarter of {plan.rounds} rounds"
-        yield _claim(text, ours, other, noise if method == "L2GD" else 0.0)
+        yield _make_claim(text, ours, other, noise if method == "L2GD" else 0.0)
     for tau in plan.local:
         text = f"FFGG ends below the minimiser of L2GD's problem: {tau} local steps, endless rounds"
-        yield _claim(text, limits.ffgg(problem, tau), limits.l2gd(problem, plan.pull))
+        yield _make_claim(text, limits.ffgg(problem, tau), limits.l2gd(problem, plan.pull))
     for fewer, more in zip(plan.local, plan.local[1:], strict=False):
         text = f"FFGG gains by local steps: {more} instead of {fewer}"
-        yield _claim(text, last[f"ffgg-{more}"], last[f"ffgg-{fewer}"])
+        yield _make_claim(text, last[f"ffgg-{more}"], last[f"ffgg-{fewer}"])
 
 
-def _claim(text: str, ours: float, against: float, noise: float = 0.0) -> Row:
+def _make_claim(text: str, ours: float, against: float, noise: float = 0.0) -> Row:
     verdict = UNDECIDED if abs(ours - against) < noise else HOLDS if ours < against else FAILS
     return {"row": text, "paper": None, "ours": ours, "against": against, "noise": noise, "verdict": verdict}
 
@@ -252,7 +254,7 @@ def _shorten(row: Row) -> Row:
     return {k: f"{v:.3g}" if isinstance(v, float) else v for k, v in row.items()}
 
 
-def _constants(plan: Plan, problem: Quadratics) -> str:
+def _show_constants(plan: Plan, problem: Quadratics) -> str:
     import numpy as np
 
     size = plan.size

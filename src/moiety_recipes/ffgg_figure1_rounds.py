@@ -33,33 +33,33 @@ class Powers:
         return self._scale(1 / self.values, x)
 
     def _scale(self, factors: np.ndarray, x: np.ndarray) -> np.ndarray:
-        return _times(self.vectors, factors * _times(self.vectors.transpose(0, 2, 1), x))
+        return _multiply(self.vectors, factors * _multiply(self.vectors.transpose(0, 2, 1), x))
 
 
-def _times(matrices: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _multiply(matrices: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Each client's matrix times its vector."""
     return np.asarray(np.matmul(matrices, x[..., None])[..., 0])
 
 
-def _each(theta: np.ndarray, w: np.ndarray) -> np.ndarray:
+def _join_models(theta: np.ndarray, w: np.ndarray) -> np.ndarray:
     return np.hstack([np.broadcast_to(theta, (len(w), len(theta))), w])
 
 
-def _blocks(problem: Quadratics) -> tuple[np.ndarray, ...]:
+def _cut_blocks(problem: Quadratics) -> tuple[np.ndarray, ...]:
     d, g, stars = problem.d, problem.gram, problem.stars()
     return g[:, :d, :d], g[:, :d, d:], g[:, d:, d:], stars[:, :d], stars[:, d:]
 
 
 def _run_ffgg(problem: Quadratics, step: float, find_w: Callable[[np.ndarray], np.ndarray]) -> Iterator[State]:
     """Algorithm 1, where ``find_w(right)`` solves Q_m w = right_m from 0, exactly or not."""
-    top, cross, inner, own, w_star = _blocks(problem)
+    top, cross, inner, own, w_star = _cut_blocks(problem)
     theta = np.zeros(problem.d)
     while True:
         gap = theta - own
-        right = _times(inner, w_star) - _times(cross.transpose(0, 2, 1), gap)
+        right = _multiply(inner, w_star) - _multiply(cross.transpose(0, 2, 1), gap)
         w = find_w(right)
-        yield theta, _each(theta, w)
-        slope = _times(top, gap) + _times(cross, w - w_star)
+        yield theta, _join_models(theta, w)
+        slope = _multiply(top, gap) + _multiply(cross, w - w_star)
         theta = theta - step * slope.mean(0)
 
 
@@ -88,7 +88,7 @@ def ffgg_by_cg(problem: Quadratics, step: float, steps: int) -> Iterator[State]:
         direction, size = rest.copy(), (rest**2).sum(1)
         floor = 1e-30 * size
         for _ in range(steps):
-            product = _times(inner, direction)
+            product = _multiply(inner, direction)
             bend = (direction * product).sum(1)
             # A client whose rest is nothing but rounding stands still.
             active = (size > floor) & (bend > 0)

@@ -110,7 +110,7 @@ PAPER = Holds(
     plan="docs/ffgg-plan.md",
     titles=TITLES,
     summarise=summarise,
-    folded=FOLDED,
+    fold_pattern=FOLDED,
     drawings=DRAWINGS,
 )
 make_page, main = PAPER.make_page, PAPER.main

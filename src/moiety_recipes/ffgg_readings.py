@@ -114,7 +114,7 @@ def follow(plan: Plan, problem: Quadratics, states: Any, *, gap: bool) -> Row:
     """
     from moiety_recipes.ffgg_figure1_limits import error
 
-    floor = _least_loss(problem) if gap else 0.0
+    floor = _find_least_loss(problem) if gap else 0.0
     every = max(1, plan.rounds // plan.points)
     operators = problem.operators().mean(0)
     row: dict[str, list[float]] = {"rounds": [], "operator": [], "loss": []}
@@ -127,7 +127,7 @@ def follow(plan: Plan, problem: Quadratics, states: Any, *, gap: bool) -> Row:
     return row
 
 
-def _least_loss(problem: Quadratics) -> float:
+def _find_least_loss(problem: Quadratics) -> float:
     """The mean loss at the theta where F is 0, each client with its best w for it."""
     import numpy as np
 
@@ -138,10 +138,10 @@ def _least_loss(problem: Quadratics) -> float:
 def mean_of_last(line: Row, measure: str) -> float:
     """The mean decimal logarithm over the last quarter of the points: L2GD's coin makes a single one luck."""
     values = line[measure]
-    return fmean(_log(value) for value in values[-max(1, len(values) // 4) :])
+    return fmean(_take_log(value) for value in values[-max(1, len(values) // 4) :])
 
 
-def _log(value: float) -> float:
+def _take_log(value: float) -> float:
     return math.log10(max(value, LEAST))
 
 
@@ -194,7 +194,7 @@ def judge(plan: Plan, seeds: Sequence[int], lines: Any, draw: str, measure: str)
     least, most = plan.inner[0], plan.inner[-2:]
     for rows in (plan.rows, plan.few):
         name, where = f"{least} CG steps, {rows} rows", f"({rows:,} rows a client)"
-        each = [-4 - _log(lines[s, draw][name][measure][-1]) for s in seeds]
+        each = [-4 - _take_log(lines[s, draw][name][measure][-1]) for s in seeds]
         text = f"{head}: (a) {least} CG steps reach an error of 1e-4 {where}"
         yield decide_claim(text, {draw: each}, unit="decades", paper="below 1e-4", headline=rows == plan.rows)
         for tau in most:
@@ -226,7 +226,7 @@ def _end_row(seeds: Sequence[int], lines: Any, draw: str, name: str) -> Row:
     own = [lines[seed, draw][name] for seed in seeds]
     row: Row = {"row": f"{draw}: {name}", "line": name, "draw": draw, "paper": None, "verdict": None}
     for measure in MEASURES:
-        row[measure] = f"{10 ** fmean(_log(line[measure][-1]) for line in own):.2g}"
+        row[measure] = f"{10 ** fmean(_take_log(line[measure][-1]) for line in own):.2g}"
     method, _, tau = name.rpartition(" ")
     if method not in OTHERS:
         return {**row, "ahead": ""}
@@ -250,7 +250,7 @@ def draw_reading(plan: Plan, seeds: Sequence[int], lines: Any, draw: str, measur
 
     def points(name: str) -> list[tuple[float, float]]:
         own = [lines[seed, draw][name] for seed in seeds]
-        means = [10 ** fmean(map(_log, values)) for values in zip(*(line[measure] for line in own), strict=True)]
+        means = [10 ** fmean(map(_take_log, values)) for values in zip(*(line[measure] for line in own), strict=True)]
         return list(zip(own[0]["rounds"], means, strict=True))
 
     panels = {

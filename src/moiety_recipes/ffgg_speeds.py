@@ -24,15 +24,18 @@ import moiety as mo
 from moiety.experiments import Cell, Cells, Experiment, Page, Results, Row, Section, count_verdicts, score_row
 from moiety.experiments import show_interval as show
 from moiety_recipes.claims import RULE, decide_claim, show_claims
-from moiety_recipes.ffgg_async import FORMS, METHODS, keep, time_to
+from moiety_recipes.ffgg_async import FORMS, METHODS, find_time, keep
 from moiety_recipes.pictures import Pictures, deal_digits
+from moiety_recipes.tuning import MORE_VALUES, is_end, widen
 
+LADDER = (0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.8, 1.0, 1.6, 3.2, 6.4)
+"""The rates that a search can go on with."""
 SPEEDS = {"constant": "constant", "exponential": "exponential", "pareto": "heavy-tailed"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sizes of one scale; ``rounds`` are those of the synchronous form. Rates are chosen on the ``pilot`` seed."""
+    """Sizes of one scale; ``rounds`` are those of the synchronous form. Rates are chosen on the seeds ``pilots``."""
 
     pictures: Pictures
     rounds: int
@@ -46,18 +49,20 @@ class Plan:
     share: float = 0.95
     margin: float = 0.02
     points: int = 25
-    pilot: int = 100
+    pilots: tuple[int, ...] = (100, 101)
+    more_rates: int = MORE_VALUES
 
     def rates(self, method: str) -> tuple[float, ...]:
-        """The rates to choose from."""
+        """The rates that are tried first."""
         return self.ffgg_rates if method == "ffgg" else self.fedavg_rates
 
 
 def plan(scale: str) -> Plan:
     """The sizes of a scale."""
     if scale == "ci":
-        few: dict[str, Any] = {"ffgg_rates": (0.5,), "fedavg_rates": (0.1, 0.3), "steps": 3, "points": 4}
-        return Plan(pictures=replace(deal_digits(4), rows=12, validation=0.2), rounds=4, seeds=1, **few)
+        small: dict[str, Any] = {"ffgg_rates": (0.5,), "fedavg_rates": (0.1, 0.3), "steps": 3, "points": 4}
+        small |= {"pilots": (100,), "more_rates": 0}
+        return Plan(pictures=replace(deal_digits(4), rows=12, validation=0.2), rounds=4, seeds=1, **small)
     pictures = Pictures(
         source="fashion_mnist",
         clients=20,
@@ -72,7 +77,7 @@ def plan(scale: str) -> Plan:
     return (
         Plan(pictures=pictures, rounds=40, seeds=3)
         if scale == "laptop"
-        else Plan(pictures=pictures, rounds=200, seeds=8)
+        else Plan(pictures=pictures, rounds=200, seeds=24)
     )
 
 
@@ -92,23 +97,39 @@ def load(pictures: Pictures, seed: int) -> mo.FederatedData:
 
 
 def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
-    """Choose a rate for each method and form on the pilot seed, then run everything."""
-    for seed in (plan.pilot, *seeds):
+    """Choose a rate for each method and form on the pilot seeds, then run everything."""
+    for seed in (*plan.pilots, *seeds):
         load(plan.pictures, seed)
-    trials = [(m, f, lr) for m, f in itertools.product(METHODS, FORMS) for lr in plan.rates(m)]
-    rows = yield [
-        build_cell(plan, ("pilot", method, form, f"{lr:g}"), "exponential", method, form, lr, plan.pilot)
-        for method, form, lr in trials
-    ]
-    scores = dict(zip(trials, (row["accuracy"][-1] or 0.0 for row in rows), strict=True))
-    rates = {
-        f"{m} {f}": max(plan.rates(m), key=lambda lr: scores[m, f, lr]) for m, f in itertools.product(METHODS, FORMS)
-    }
-    yield Cell(key=("chosen",), work=lambda: {"rates": rates})
+    scores_by_rate: dict[tuple[str, str], dict[float, float]] = {each: {} for each in itertools.product(METHODS, FORMS)}
+    while trials := [(m, f, lr) for (m, f), own in scores_by_rate.items() for lr in list_next_rates(plan, m, own)]:
+        runs = list(itertools.product(trials, plan.pilots))
+        rows = yield [
+            build_cell(plan, ("pilot", seed, m, f, f"{lr:g}"), "exponential", m, f, lr, seed)
+            for (m, f, lr), seed in runs
+        ]
+        scores = dict(zip(runs, map(score_end, rows), strict=True))
+        for m, f, lr in trials:
+            scores_by_rate[m, f][lr] = fmean(scores[(m, f, lr), seed] for seed in plan.pilots)
+    rates = {f"{m} {f}": max(sorted(own), key=own.__getitem__) for (m, f), own in scores_by_rate.items()}
+    score_table = {f"{m} {f}": {f"{lr:g}": own[lr] for lr in sorted(own)} for (m, f), own in scores_by_rate.items()}
+    yield Cell(key=("chosen",), work=lambda: {"rates": rates, "tried": score_table})
     yield [
         build_cell(plan, (s, speed, m, f), speed, m, f, rates[f"{m} {f}"], s)
         for s, speed, m, f in itertools.product(seeds, SPEEDS, METHODS, FORMS)
     ]
+
+
+def list_next_rates(plan: Plan, method: str, scores: Mapping[float, float]) -> Sequence[float]:
+    """The rates to try next: first those of the plan, then one beyond the end at which the best is."""
+    if not scores:
+        return plan.rates(method)
+    return widen(scores, LADDER) if len(scores) < len(plan.rates(method)) + plan.more_rates else ()
+
+
+def score_end(row: Row) -> float:
+    """The mean accuracy over the last quarter of the looks; nothing where it is not a number."""
+    accuracy = [value or 0.0 for value in row["accuracy"]]
+    return round(fmean(accuracy[-max(1, len(accuracy) // 4) :]), 6)
 
 
 def build_cell(plan: Plan, key: tuple[Any, ...], speed: str, method: str, form: str, lr: float, seed: int) -> Cell:
@@ -120,7 +141,7 @@ def build_cell(plan: Plan, key: tuple[Any, ...], speed: str, method: str, form: 
 
 def fit_options(plan: Plan, speed: str, method: str, form: str, lr: float, seed: int) -> dict[str, Any]:
     """The arguments of ``moiety.fit``. One upload moves the server as much as it would as one of all clients'."""
-    model, fed, pilot = plan.pictures.model(seed), load(plan.pictures, seed), seed == plan.pilot
+    model, fed, pilot = plan.pictures.model(seed), load(plan.pictures, seed), seed in plan.pilots
     waits, clients, compute = form == "synchronous", len(fed), work_times(plan, speed)
     clock: Any = mo.clock.synchronous(compute=compute)
     if not waits:
@@ -148,7 +169,7 @@ def fit_options(plan: Plan, speed: str, method: str, form: str, lr: float, seed:
     }
 
 
-def quarters(plan: Plan, speed: str, clients: Sequence[Row], seed: int) -> tuple[float, float]:
+def measure_quarters(plan: Plan, speed: str, clients: Sequence[Row], seed: int) -> tuple[float, float]:
     """The accuracy of the fastest and of the slowest quarter of clients, by what their first hundred turns take."""
     import numpy as np
 
@@ -169,9 +190,10 @@ def quarters(plan: Plan, speed: str, clients: Sequence[Row], seed: int) -> tuple
 def measure(plan: Plan, seed: int, results: Results, speed: str, method: str) -> dict[str, float]:
     """What both forms of a method differ in, for one seed: accuracy, the slow, the bias, and how much sooner."""
     sync_run, async_run = (results[seed, speed, method, form] for form in FORMS)
-    fast, slow = zip(*(quarters(plan, speed, row["clients"], seed) for row in (sync_run, async_run)), strict=True)
+    quarters = (measure_quarters(plan, speed, row["clients"], seed) for row in (sync_run, async_run))
+    fast, slow = zip(*quarters, strict=True)
     target = plan.share * sync_run["accuracy"][-1]
-    times = [time_to(row, target) for row in (sync_run, async_run)]
+    times = [find_time(row, target) for row in (sync_run, async_run)]
     late = async_run["time"][-1] if times[1] is None else times[1]  # a lower bound where it never came so far
     return {
         "change": async_run["accuracy"][-1] - sync_run["accuracy"][-1],
@@ -192,8 +214,8 @@ def judge(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
         """One number a seed: the mean over speeds, whose runs share data and first weights."""
         return [fmean(each) for each in zip(*([row[key] for row in table[at, method]] for at in speeds), strict=True)]
 
-    def decide(text: str, values: Sequence[float], **how: Any) -> Row:
-        return {**decide_claim(text, {"clothes": values}, **how), "pooled": pooled}
+    def decide(text: str, values: Sequence[float], **rule: Any) -> Row:
+        return {**decide_claim(text, {"clothes": values}, **rule), "pooled": pooled}
 
     margin = 100 * plan.margin
     for speeds in [list(SPEEDS), *([speed] for speed in SPEEDS)]:
@@ -222,7 +244,7 @@ def tabulate(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row
     """Accuracy of all clients, of the fastest and of the slowest quarter."""
     for speed, (method, title), form in itertools.product(SPEEDS, METHODS.items(), FORMS):
         runs = [results[s, speed, method, form] for s in seeds]
-        both = [quarters(plan, speed, run["clients"], s) for run, s in zip(runs, seeds, strict=True)]
+        both = [measure_quarters(plan, speed, run["clients"], s) for run, s in zip(runs, seeds, strict=True)]
         fast, slow = zip(*both, strict=True)
         row = score_row(f"{SPEEDS[speed]}: {title}, {form}", [run["accuracy"][-1] for run in runs], scale=100)
         texts: Row = {"all": show(row, digits=1)}
@@ -236,7 +258,15 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
     claims, rows = list(judge(plan, seeds, results)), list(tabulate(plan, seeds, results))
     pooled, single = ([row for row in claims if row["pooled"] == pooled] for pooled in (True, False))
     columns = {key: key for key in ("all", "fastest quarter", "slowest quarter", "virtual seconds")}
-    rates = [{"method and form": name, "rate": f"{lr:g}"} for name, lr in results["chosen",]["rates"].items()]
+    choices = results["chosen",]
+    rates = [
+        {
+            "method and form": name,
+            "rate": f"{lr:g}" + (" *" if is_end(lr, choices["tried"][name]) else ""),
+            "tried": ", ".join(f"{rate}: {100 * score:.1f}%" for rate, score in choices["tried"][name].items()),
+        }
+        for name, lr in choices["rates"].items()
+    ]
     return Page(
         about=ABOUT,
         rows=[*rows, *claims],
@@ -245,7 +275,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             show_claims("Claims over all speeds", pooled),
             Section(title="Accuracy (%)", rows=rows, columns={"row": "", **columns}),
             show_claims("Speed by speed", single),
-            Section(title="Rates", text=CHOSEN.format(plan.pilot), rows=rates),
+            Section(title="Rates", text=CHOSEN.format(" and ".join(map(str, plan.pilots))), rows=rates),
             Section(title="Notes", text=RULE, notes=NOTES),
         ],
         sentence=count_verdicts(pooled),
@@ -274,8 +304,9 @@ ABOUT = (
     " begins anew. A score is the mean test accuracy of the clients' models."
 )
 CHOSEN = (
-    "The best of four for each method and form, by accuracy on validation rows in the end under exponential speeds, on"
-    " seed {}, which is not reported."
+    "The best for each method and form, by accuracy on validation rows under exponential speeds (the mean over the last"
+    " quarter of the looks) on seeds {}, which are not reported. Where the best is at an end, the search goes on there,"
+    " by at most three rates; a star marks a rate that is at an end all the same."
 )
 NOTES = (
     "The bias is how many points the fastest quarter of clients is ahead of the slowest in the asynchronous form, less"

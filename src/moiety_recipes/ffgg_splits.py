@@ -48,7 +48,7 @@ def cells(plan: Sizes, seeds: Sequence[int]) -> Cells:
     yield from run_seeds(plan, seeds, ARMS, choices)
 
 
-def final(arm: Arm) -> str:
+def name_final(arm: Arm) -> str:
     """The name of what Table 1 shows of a method."""
     return f"{arm.name}, then finetuning"
 
@@ -95,8 +95,8 @@ def tabulate(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Ro
     """A row for each method and setting."""
     methods = {
         "FedAvg": FEDAVG,
-        **{f"FFGG ({arm.split}), fresh start": final(arm) for arm in ARMS if arm.fresh},
-        **{f"FFGG ({arm.split}), FedAvg's values": final(arm) for arm in ARMS if not arm.fresh},
+        **{f"FFGG ({arm.split}), fresh start": name_final(arm) for arm in ARMS if arm.fresh},
+        **{f"FFGG ({arm.split}), FedAvg's values": name_final(arm) for arm in ARMS if not arm.fresh},
         "FedAvg, equal communication (ours)": COMMUNICATION,
         "FedAvg, equal computation (ours)": COMPUTATION,
         **{
@@ -116,13 +116,13 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     for names in [every, *([name] for name in every if len(every) > 1)]:
         where = "" if names == every else f"{names[0]}: "
 
-        def compare(text: str, new: str, old: str, names: list[str] = names, where: str = where, **how: Any) -> Row:
+        def compare(text: str, new: str, old: str, names: list[str] = names, where: str = where, **rule: Any) -> Row:
             gains = {n: [score(results, s, n, new) - score(results, s, n, old) for s in seeds] for n in names}
-            how = {**how, "headline": how.get("headline", False) and not where}
-            return decide_claim(f"{where}{text}", gains, scale=100, unit="points", **how)
+            rule = {**rule, "headline": rule.get("headline", False) and not where}
+            return decide_claim(f"{where}{text}", gains, scale=100, unit="points", **rule)
 
         for arm in ARMS:
-            ours, paper = final(arm), PAPER[arm.split]
+            ours, paper = name_final(arm), PAPER[arm.split]
             name = f"FFGG ({arm.split}), {START[arm.fresh]},"
             yield compare(f"{name} beats FedAvg", ours, FEDAVG, paper=paper)
             yield compare(f"{name} beats FedAvg with equal communication", ours, COMMUNICATION, headline=True)
@@ -131,18 +131,16 @@ def judge(plan: Sizes, seeds: Sequence[int], results: Results) -> Iterator[Row]:
         for fresh in (True, False):
             text = f"FFGG (adapter), {START[fresh]}, gains at least one point on FedAvg"
             options: dict[str, Any] = {"above": LEAST, "paper": PAPER["adapter"], "headline": True}
-            yield compare(text, final(Arm("adapter", fresh)), FEDAVG, **options)
+            yield compare(text, name_final(Arm("adapter", fresh)), FEDAVG, **options)
         for split in ("input", "output"):
-            adapter = final(Arm("adapter", fresh=True))
+            adapter, other = (name_final(Arm(each, fresh=True)) for each in ("adapter", split))
             text = f"adapters are ahead of a personal {split} layer"
-            yield compare(
-                text, adapter, final(Arm(split, fresh=True)), paper="ahead in 2 of 3" if split == "output" else "ahead"
-            )
+            yield compare(text, adapter, other, paper="ahead in 2 of 3" if split == "output" else "ahead")
         for split in SPLITS:
             text = f"FFGG ({split}), from FedAvg's values, beats finetuning alone after equal communication (ours)"
-            yield compare(text, final(Arm(split, fresh=False)), f"{split}, finetuning alone")
+            yield compare(text, name_final(Arm(split, fresh=False)), f"{split}, finetuning alone")
             text = f"a fresh start of the {split} part is as good as FedAvg's values, within {CLOSE:g} (ours)"
-            yield compare(text, final(Arm(split, fresh=True)), final(Arm(split, fresh=False)), within=CLOSE)
+            yield compare(text, name_final(Arm(split, fresh=True)), name_final(Arm(split, fresh=False)), within=CLOSE)
 
 
 def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
@@ -150,7 +148,8 @@ def draw(plan: Sizes, seeds: Sequence[int], results: Results) -> Any:
     from statistics import fmean
 
     def gain(name: str, arm: Arm) -> float:
-        return 100 * fmean(score(results, s, name, final(arm)) - score(results, s, name, COMMUNICATION) for s in seeds)
+        last = name_final(arm)
+        return 100 * fmean(score(results, s, name, last) - score(results, s, name, COMMUNICATION) for s in seeds)
 
     rows = {name: [gain(name, arm) for arm in ARMS] for name in plan.settings}
     columns = [f"{arm.split}, {'fresh' if arm.fresh else 'FedAvg'}" for arm in ARMS]

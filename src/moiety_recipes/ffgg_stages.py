@@ -63,8 +63,8 @@ class Sizes:
 def plan_sizes(scale: str, *, seeds: int) -> Sizes:
     """The sizes of a scale, with so many seeds at ``night`` and ``paper``."""
     if scale == "ci":
-        few: dict[str, Any] = {"cohort": 2, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 2}
-        return Sizes(("digits",), seeds=1, rounds=4, personal_rounds=2, finalists=1, **few)
+        small: dict[str, Any] = {"cohort": 2, "batch_size": 8, "rates": (0.1, 0.3), "epochs": 1, "points": 2}
+        return Sizes(("digits",), seeds=1, rounds=4, personal_rounds=2, finalists=1, **small)
     if scale == "laptop":
         return Sizes(("speakers", "clothes"), seeds=3, rounds=200, personal_rounds=40)
     return Sizes(NIGHT, seeds=seeds, rounds=1200, personal_rounds=80, points=48)
@@ -96,7 +96,9 @@ def build_split(name: str, model: Any, split: str) -> mo.Split:
     return SETTINGS[name].splits(model)[split]
 
 
-def options(sizes: Sizes, name: str, seed: int, algorithm: mo.Algorithm, split: str, rounds: int, **more: Any) -> Row:
+def list_options(
+    sizes: Sizes, name: str, seed: int, algorithm: mo.Algorithm, split: str, rounds: int, **more: Any
+) -> Row:
     """The arguments of ``moiety.fit``; pilot seeds are scored on validation rows, along the way too."""
     model, fed, pilot = SETTINGS[name].model(seed), load(name, seed), seed in sizes.pilots
     every = max(1, rounds // (sizes.points if split == NOTHING else sizes.points // 2)) if pilot else rounds
@@ -120,10 +122,10 @@ def keep_course(run: mo.Run) -> Row:
     return {"score": course[-1][1], "course": course}
 
 
-def build_cell(sizes: Sizes, key: tuple[str | int, ...], name: str, seed: int, *args: Any, **options_: Any) -> Cell:
+def build_cell(sizes: Sizes, key: tuple[str | int, ...], name: str, seed: int, *args: Any, **options: Any) -> Cell:
     """A cell of one run."""
-    start = options_.pop("start", None)
-    fit = partial(options, sizes, name, seed, *args, **options_)
+    start = options.pop("start", None)
+    fit = partial(list_options, sizes, name, seed, *args, **options)
     return Cell(key=key, fit=fit, keep=keep_course, start=start, engine="vectorised")
 
 
@@ -228,9 +230,9 @@ class Step:
 
     def cell(self, sizes: Sizes, seed: int, lr: float) -> Cell:
         """The run of a seed and rate."""
-        how: Row = {"start": self.start(seed) if self.start else None, **self.more}
+        options: Row = {"start": self.start(seed) if self.start else None, **self.more}
         algorithm, key = self.build(lr), self.key(seed, lr)
-        return build_cell(sizes, key, self.setting, seed, algorithm, self.split, self.rounds, **how)
+        return build_cell(sizes, key, self.setting, seed, algorithm, self.split, self.rounds, **options)
 
 
 def try_rates(sizes: Sizes, steps: Sequence[Step]) -> Steps:
@@ -282,7 +284,7 @@ def run_pilot(sizes: Sizes, arms: Sequence[Arm]) -> Steps:
         own["personal_rounds"] = max(flat or sizes.personal_rounds for m, flat in own["flat"].items() if m != FEDAVG)
     everyone = {"cohort": None}
     steps = [
-        Step(n, tuned(a), a.split, 1, partial(finetune, sizes, a), starts[n, a.name], everyone)
+        Step(n, name_finetuning(a), a.split, 1, partial(finetune, sizes, a), starts[n, a.name], everyone)
         for n, a in itertools.product(names, arms)
     ]
     for step, (rate, _) in zip(steps, (yield from try_rates(sizes, steps)), strict=True):
@@ -296,7 +298,7 @@ def base_key(seed: int, name: str) -> tuple[str | int, ...]:
     return ("pilot", seed, name, FEDAVG)
 
 
-def tuned(arm: Arm) -> str:
+def name_finetuning(arm: Arm) -> str:
     """The name of a method's finetuning among the rates."""
     return f"{arm.name}, finetuning"
 
@@ -326,7 +328,7 @@ def run_seeds(sizes: Sizes, seeds: Sequence[int], arms: Sequence[Arm], choices: 
     yield stage
     finals = []
     for (n, s), arm in itertools.product(pairs, arms):
-        algorithm = finetune(sizes, arm, choices[n]["rates"][tuned(arm)])
+        algorithm = finetune(sizes, arm, choices[n]["rates"][name_finetuning(arm)])
         key, start = (s, n, f"{arm.name}, then finetuning"), (s, n, arm.name)
         finals.append(build_cell(sizes, key, n, s, algorithm, arm.split, 1, start=start, cohort=None))
         if not arm.fresh:

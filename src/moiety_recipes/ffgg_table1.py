@@ -86,10 +86,10 @@ def _shorten(setting: Setting, scale: str) -> Setting:
         changes = {"lr": setting.stages.lr[:1]}
     seeds = min(3, setting.stages.seeds)
     stages = replace(setting.stages, seeds=seeds, stateless=None, sweeps=(), **changes)
-    return replace(setting, stages=stages, notes=partial(_notes, scale))
+    return replace(setting, stages=stages, notes=partial(_write_notes, scale))
 
 
-def _notes(scale: str, stages: Stages) -> list[str]:
+def _write_notes(scale: str, stages: Stages) -> list[str]:
     return [
         *([TAKEN] if scale == "laptop" else []),
         f"{stages.rounds} rounds of FedAvg, {stages.personal_rounds} of FFGG, {stages.cohort} clients a round, batches"

@@ -61,8 +61,8 @@ class Plan:
 def plan(scale: str) -> Plan:
     """The sizes of a scale."""
     if scale == "ci":
-        few: dict[str, Any] = {"attacks": (NONE, "sign flip"), "aggregators": ("mean", ROBUST)}
-        return Plan(clients=10, rows=60, shared=3, personal=2, rounds=20, seeds=2, points=10, **few)
+        small: dict[str, Any] = {"attacks": (NONE, "sign flip"), "aggregators": ("mean", ROBUST)}
+        return Plan(clients=10, rows=60, shared=3, personal=2, rounds=20, seeds=2, points=10, **small)
     return Plan(seeds=2) if scale == "laptop" else Plan()
 
 
@@ -198,44 +198,44 @@ def solve_together(plan: Plan, problem: Problem, attackers: Sequence[int]) -> np
     return np.asarray(np.linalg.lstsq(rows, problem.y[honest].reshape(-1), rcond=None)[0])
 
 
-def _decades(value: float) -> float:
+def _take_log(value: float) -> float:
     return math.log10(max(value, 1e-32)) if math.isfinite(value) else 300.0
 
 
 def judge(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """For each attack and aggregator: is the error below the theorem's bound, and by how much?"""
-    bounds = {s: plan.rounds * math.log10(_constants(plan, s)["rate"]) for s in seeds}
+    bounds = {s: plan.rounds * math.log10(_find_constants(plan, s)["rate"]) for s in seeds}
     for attack, name in itertools.product(plan.attacks, plan.aggregators):
-        each = [bounds[s] - _decades(results[s, attack, name]["path"][-1]) for s in seeds]
+        each = [bounds[s] - _take_log(results[s, attack, name]["path"][-1]) for s in seeds]
         text = f"{attack}: {name} ends below the bound of Theorem 8"
         row = decide_claim(text, {"least squares": each}, unit="decades", paper="proved" if name == ROBUST else None)
-        ends = [_decades(results[s, attack, name]["path"][-1]) for s in seeds]
+        ends = [_take_log(results[s, attack, name]["path"][-1]) for s in seeds]
         yield {**row, "attack": attack, "aggregator": name, "error": fmean(ends)}
 
 
 def judge_all(plan: Plan, seeds: Sequence[int], results: Results) -> Iterator[Row]:
     """The claims of section 2.2: over all attacks, the worst of which counts in each seed."""
     attacks = [attack for attack in plan.attacks if attack != NONE]
-    bounds = {s: plan.rounds * math.log10(_constants(plan, s)["rate"]) for s in seeds}
+    bounds = {s: plan.rounds * math.log10(_find_constants(plan, s)["rate"]) for s in seeds}
 
-    def worst(name: str, seed: int) -> float:
-        return max(_decades(results[seed, attack, name]["path"][-1]) for attack in attacks)
+    def find_worst(name: str, seed: int) -> float:
+        return max(_take_log(results[seed, attack, name]["path"][-1]) for attack in attacks)
 
     text = (
         "with a robust aggregator FFGG converges linearly, at the rate of Theorem 8 or faster, under the worst attack"
     )
-    each = [bounds[s] - worst(ROBUST, s) for s in seeds]
+    each = [bounds[s] - find_worst(ROBUST, s) for s in seeds]
     yield decide_claim(text, {"least squares": each}, unit="decades below the bound", paper="proved", headline=True)
     text = "the plain mean does not: it ends above that bound under the worst attack"
-    each = [worst("mean", s) - bounds[s] for s in seeds]
+    each = [find_worst("mean", s) - bounds[s] for s in seeds]
     yield decide_claim(text, {"least squares": each}, unit="decades above the bound", paper="fails", headline=True)
     text = f"with nothing personal that aggregator ends at least {plan.margin:g} decades higher, under the worst attack"
-    each = [worst(TOGETHER, s) - worst(ROBUST, s) for s in seeds]
+    each = [find_worst(TOGETHER, s) - find_worst(ROBUST, s) for s in seeds]
     options: dict[str, Any] = {"unit": "decades", "paper": "impossible", "headline": True}
     yield decide_claim(text, {"least squares": each}, above=plan.margin, **options)
 
 
-def _constants(plan: Plan, seed: int) -> dict[str, float]:
+def _find_constants(plan: Plan, seed: int) -> dict[str, float]:
     return draw_problem(plan, seed).constants(plan.byzantine)
 
 
@@ -249,10 +249,10 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             name: f"{index[attack, name]['error']:.1f} {MARKS[index[attack, name]['verdict']]}"
             for name in plan.aggregators
         }
-        | {TOGETHER: f"{fmean(_decades(results[s, attack, TOGETHER]['path'][-1]) for s in seeds):.1f}"}
+        | {TOGETHER: f"{fmean(_take_log(results[s, attack, TOGETHER]['path'][-1]) for s in seeds):.1f}"}
         for attack in plan.attacks
     ]
-    constants = {s: _constants(plan, s) for s in seeds}
+    constants = {s: _find_constants(plan, s) for s in seeds}
     table = [{"seed": s, **{key: f"{value:.3g}" for key, value in each.items()}} for s, each in constants.items()]
     count = sum(row["verdict"] != "not decided at this scale" for row in rows)
     return Page(
@@ -271,17 +271,17 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
 
 def draw(plan: Plan, seeds: Sequence[int], results: Results) -> Any:
     """A panel for each attack: all aggregators, the bound, and nothing personal; geometric means over seeds."""
-    rate = fmean(math.log10(_constants(plan, s)["rate"]) for s in seeds)
+    rate = fmean(math.log10(_find_constants(plan, s)["rate"]) for s in seeds)
 
-    def points(attack: str, name: str) -> list[tuple[float, float]]:
+    def average_points(attack: str, name: str) -> list[tuple[float, float]]:
         own = [results[s, attack, name] for s in seeds]
         paths = zip(*(row["path"] for row in own), strict=True)
-        means = [10 ** min(6.0, fmean(map(_decades, values))) for values in paths]
+        means = [10 ** min(6.0, fmean(map(_take_log, values))) for values in paths]
         return list(zip(own[0]["rounds"], means, strict=True))
 
     panels = {}
     for attack in plan.attacks:
-        lines = {name: points(attack, name) for name in [*plan.aggregators, TOGETHER]}
+        lines = {name: average_points(attack, name) for name in [*plan.aggregators, TOGETHER]}
         lines["bound of Theorem 8"] = [(r, 10 ** (r * rate)) for r, _ in lines[TOGETHER]]
         panels[f"attack: {attack}"] = lines
     return mo.reports.log_panels(panels, y="error, relative", columns=2, legend_under=True)

@@ -96,13 +96,13 @@ def draw_masks(features: int, seeds: Sequence[int]) -> dict[str, Masks]:
     """
     import torch
 
-    some = torch.zeros(len(seeds), features + 1)
+    shared = torch.zeros(len(seeds), features + 1)
     for k, seed in enumerate(seeds):
         half = mo.random.generator(seed, "data", "features").permutation(features)[: features // 2]
-        some[k, torch.from_numpy(half)] = 1
-    others = 1 - some
-    some[:, -1] = others[:, -1] = 1
-    return {"independent": (None, None), "central": (some, None), "glocal": (some, others)}
+        shared[k, torch.from_numpy(half)] = 1
+    others = 1 - shared
+    shared[:, -1] = others[:, -1] = 1
+    return {"independent": (None, None), "central": (shared, None), "glocal": (shared, others)}
 
 
 def list_gains(point: Row, method: str) -> list[float]:

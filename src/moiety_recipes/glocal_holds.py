@@ -49,7 +49,7 @@ PAPER = Holds(
         "glocal-features": "Figure 7",
         "glocal-readings": "Figures 2 and 6",
     },
-    folded=FOLDED,
+    fold_pattern=FOLDED,
     drawings=DRAWINGS,
 )
 make_page, main = PAPER.make_page, PAPER.main

@@ -89,8 +89,8 @@ class Plan:
 def plan(scale: str) -> Plan:
     """The paper's sizes with ten partitions; two at scale ``laptop``."""
     if scale == "ci":
-        few: dict[str, Any] = {"adagrad_rates": (0.004, 0.032), "normalised_rates": (0.032, 0.256)}
-        return Plan(sources=("digits",), clients_figure6=3, taus=(0, 4), rounds=12, seeds=2, **few)
+        small: dict[str, Any] = {"adagrad_rates": (0.004, 0.032), "normalised_rates": (0.032, 0.256)}
+        return Plan(sources=("digits",), clients_figure6=3, taus=(0, 4), rounds=12, seeds=2, **small)
     return Plan(seeds=2) if scale == "laptop" else Plan()
 
 

@@ -223,8 +223,8 @@ def show_claims(claims: Sequence[Row]) -> Section:
         for claim in claims
     ]
     columns = {"row": "claim", "verdict": "verdict", "shown": "difference in points", "claimed": "claimed"}
-    printed = any(claim["paper"] is not None for claim in claims)
-    return Section(title="Claims", rows=rows, columns=columns | ({"paper": "paper"} if printed else {}))
+    has_paper = any(claim["paper"] is not None for claim in claims)
+    return Section(title="Claims", rows=rows, columns=columns | ({"paper": "paper"} if has_paper else {}))
 
 
 VALIDATED = (

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import moiety as mo
-from moiety.experiments import FAILS, HOLDS, Row, decide
+from moiety.experiments import FAILS, HOLDS, Row, decide, write_summary
 from moiety_recipes.claims import show_needed
 
 CHANCE = (
@@ -36,8 +37,8 @@ def fold(title: str, text: str) -> str:
 class Drawing:
     """A figure of the claims of one recipe whose whole text fits ``pattern``.
 
-    Its groups label the claims. A claim that is alone is drawn setting by setting. ``line`` is where the claims begin
-    to hold.
+    Its groups label the claims. A claim that is alone is drawn setting by setting, or, if it has one setting only, seed
+    by seed. ``line`` is where the claims begin to hold.
     """
 
     recipe: str
@@ -51,9 +52,18 @@ class Drawing:
         matches = [(row, ", ".join(fit.groups())) for row, fit in fits if fit]
         if len(matches) == 1:
             row = matches[0][0]
-            parts = {name: decide(name, {name: each}) for name, each in row["each"].items()}
-            return [_draw_row(name, one) for name, one in parts.items()] + [_draw_row("all", row, strong=True)]
+            parts, rest = row["each"], "all"
+            if len(parts) == 1:
+                (values,) = parts.values()
+                parts, rest = {f"seed {s}": [v] for s, v in enumerate(values, row.get("first_seed", 0))}, "all seeds"
+            rows = [_draw_row(name, decide(name, {name: each})) for name, each in parts.items()]
+            return [*rows, _draw_row(rest, row, strong=True)]
         return [_draw_row(label, row) for row, label in matches]
+
+    def draw(self, rows: Sequence[Row]) -> Any:
+        """The figure of these rows."""
+        unit = rows[-1]["unit"] or "difference"
+        return mo.reports.forest(rows, x=f"{unit}, 99% interval", title=self.title, line=self.line)
 
 
 def _draw_row(label: str, row: Row, *, strong: bool = False) -> Row:
@@ -65,7 +75,7 @@ class Holds:
     """A paper whose claims are decided.
 
     ``titles`` says of each recipe what it is about, ``summarise`` which lines a table gives. Lines that fit the pattern
-    ``folded`` stand in a part that the reader opens. ``drawings`` are the figures, by file name.
+    ``fold_pattern`` stand in a part that the reader opens. ``drawings`` are the figures, by file name.
     """
 
     program: str
@@ -74,7 +84,7 @@ class Holds:
     plan: str
     titles: Mapping[str, str]
     summarise: Callable[[Row], Iterable[Row]] = list_headlines
-    folded: str = "nothing"
+    fold_pattern: str = "nothing"
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
 
     def make_page(self, tables: Sequence[Row]) -> tuple[str, list[Row], dict[str, tuple[Drawing, list[Row]]]]:
@@ -84,7 +94,7 @@ class Holds:
         counts = Counter(row["verdict"] for row in rows)
         every = Counter(r["verdict"] for table in tables for r in table["rows"] if "headline" in r)
         open_ = len(rows) - counts[HOLDS] - counts[FAILS]
-        rest = [row for row in rows if re.fullmatch(self.folded, row["row"])]
+        rest = [row for row in rows if re.fullmatch(self.fold_pattern, row["row"])]
         first = [row for row in rows if row not in rest]
         recipes = {table["recipe"] for table in tables}
         absent = [f"{title} (`{recipe}`)" for recipe, title in self.titles.items() if recipe not in recipes]
@@ -103,7 +113,12 @@ class Holds:
         return "\n\n".join(parts) + "\n", rows, figures
 
     def _draw(self, tables: Sequence[Row], rows: Sequence[Row]) -> dict[str, tuple[Drawing, list[Row]]]:
-        claims = [{**row, "recipe": t["recipe"]} for t in tables for row in t["rows"] if "headline" in row]
+        claims = [
+            {**row, "recipe": table["recipe"], "first_seed": table.get("seed", 0)}
+            for table in tables
+            for row in table["rows"]
+            if "headline" in row
+        ]
         texts = {row["row"] for row in claims}
         claims += [row for row in rows if row["row"] not in texts]
         figures = {file: (drawing, drawing.list_rows(claims)) for file, drawing in self.drawings.items()}
@@ -146,10 +161,6 @@ class Holds:
                 print(f"`runs` must be of recipes with headlines, got {run}. Run one of {names}.", file=sys.stderr)
                 return 2
         page, _, figures = self.make_page(tables)
-        options.out.mkdir(parents=True, exist_ok=True)
-        for file, (drawing, own) in figures.items():
-            x = f"{own[-1]['unit']}, 99% interval"
-            mo.reports.save(mo.reports.forest(own, x=x, title=drawing.title, line=drawing.line), options.out / file)
-        (options.out / "README.md").write_text(page)
+        write_summary(options.out, page, figures={file: drawing.draw(own) for file, (drawing, own) in figures.items()})
         print(page)
         return 0

@@ -64,7 +64,7 @@ def cells(plan: Plan, seeds: Sequence[int]) -> Cells:
 def fit_options(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     """The arguments of ``moiety.fit``."""
     # Validation rows are kept apart and then given back: so the test rows are those that tuning did not see.
-    how = mo.data.dirichlet(plan.alpha)
+    partition = mo.data.dirichlet(plan.alpha)
     model = mo.models.mlp(64, 10, hidden=(64,), seed=seed)
     if method == "fedavg":
         algorithm, split = mo.fedavg(shared=mo.sgd(0.5, epochs=2, batch_size=8)), mo.split.nothing(model)
@@ -74,7 +74,7 @@ def fit_options(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     return {
         "model": model,
         "data": mo.data.load(
-            "digits", clients=plan.clients, partition=how, seed=seed, validation=0.2, validation_in_train=True
+            "digits", clients=plan.clients, partition=partition, seed=seed, validation=0.2, validation_in_train=True
         ),
         "algorithm": algorithm,
         "split": split,
@@ -114,16 +114,16 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             Section(rows=lines, columns={**columns, "sent": "sent"}, digits=1),
             Section(title="Who is hurt by the personal part", notes=hurt or ["Nobody."]),
         ],
-        sentence=sentence(clients["fedavg"], clients["fedalt"]),
+        sentence=write_sentence(clients["fedavg"], clients["fedalt"]),
     )
 
 
-def sentence(fedavg: Clients, fedalt: Clients) -> str:
+def write_sentence(fedavg: Clients, fedalt: Clients) -> str:
     """What FedAlt gained or lost against FedAvg, and for whom.
 
     >>> before = [{"client": c, "n_test": 5, "metric": m} for c, m in (("ann", 0.6), ("bob", 0.8), ("eve", 1.0))]
     >>> after = [{"client": c, "n_test": 5, "metric": m} for c, m in (("ann", 1.0), ("bob", 0.8), ("eve", 0.8))]
-    >>> print(sentence(before, after))
+    >>> print(write_sentence(before, after))
     Personal output layers raised test accuracy from 80.0% (FedAvg) to 86.7% (FedAlt) on average over 3 clients;
     1 client was helped, 1 unchanged, 1 hurt: eve.
     """

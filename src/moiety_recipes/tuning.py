@@ -1,12 +1,35 @@
-"""Searches for rates that do not stop at the end of their grid."""
+"""Searches for rates: which of those that were tried is best, and whether that is the end of the grid."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
+import moiety as mo
+from moiety.experiments import Row
+
 MORE_VALUES = 3
 """How many values a search tries at most beyond its grid."""
+
+
+def choose_rate(grid: Sequence[float], rows: Mapping[float, Row]) -> float:
+    """The rate with the best score; the first one has a tie, and wins where nothing was tried."""
+    return grid[0] if len(grid) == 1 else max(grid, key=compare_rates(rows).__getitem__)
+
+
+def compare_rates(rows: Mapping[float, Row]) -> dict[float, float]:
+    """The scores of rates that were tried, more is better."""
+    metric = next(iter(rows.values()))["metric"]
+    higher = mo.analysis.higher_is_better(metric, *(row["clients"] for row in rows.values()))
+    sign = 1 if higher else -1
+    scores = {lr: average_metric(row) for lr, row in rows.items()}
+    # Rounded, so that the last digits, which differ between engines, decide no tie.
+    return {lr: round(sign * value, 6) if math.isfinite(value) else -math.inf for lr, value in scores.items()}
+
+
+def average_metric(row: Row) -> float:
+    """The mean metric over clients, weighted by their scored rows, as papers have it."""
+    return float(mo.evaluation.summarise(row["clients"], higher_is_better=True)["metric"])
 
 
 def widen(scores: Mapping[float, float], ladder: Sequence[float]) -> list[float]:

@@ -11,6 +11,7 @@ from oracle_problems import federated, split_of, vector_clients, vector_task
 
 import moiety as mo
 from moiety.local.kernels import CURVED, Target, begin_tuning, measure_curvature
+from moiety.local.noise import advance_noise
 
 CLIENTS = vector_clients((4, 7, 3), seed=3)
 U, V = np.array([0.5, -0.3]), np.array([0.2, 0.1])
@@ -133,6 +134,17 @@ def test_the_first_noise_is_the_root_mean_square_of_residuals():
     assert s**2 == pytest.approx(squares, rel=1e-6)
     x = {"a": np.ones((2, 2)), "b": np.ones((2, 2))}
     assert run.predictive(0, x).noise == pytest.approx(s)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_falls_no_further_than_its_precision_allows(dtype):
+    """Without any residual s falls in every round; 1 / s^2, by which losses are weighed, stays a number."""
+    log_noise, gain = torch.zeros((), dtype=dtype), torch.tensor(0.5)
+    for _ in range(1000):
+        log_noise = advance_noise(log_noise, torch.zeros(()), torch.ones(()), gain)
+    assert (-2 * log_noise).exp().square().isfinite()
+    back = advance_noise(log_noise, torch.tensor(2.0), torch.ones(()), torch.tensor(1.0))
+    assert float(back - log_noise) == pytest.approx(np.log(2) / 2, rel=1e-4)
 
 
 def test_a_given_noise_is_a_weight():

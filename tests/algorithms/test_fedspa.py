@@ -306,7 +306,7 @@ def test_bytes_by_hand(engine):
     run = mlp_run(algorithm, engine, rounds=2)
     first = algorithm.init_client({n: p.detach() for n, p in mlp().named_parameters()}, {}).mask
     with_mask, without_mask = (
-        len(pack(sparse_pack({n: p.detach() for n, p in mlp().named_parameters()}, first, known=k)))
+        len(pack(sparse_pack({n: p.detach() for n, p in mlp().named_parameters()}, first, mask_known=k)))
         for k in (False, True)
     )
     ledger = run.ledger
@@ -328,7 +328,7 @@ def test_a_codec_does_not_hide_new_masks():
     """Whatever packs the values: 3 clients find a new mask in the first of two rounds, none in the last."""
     weights = {n: p.detach() for n, p in mlp().named_parameters()}
     mask = mo.fedspa(shared=0.1).init_client(weights, {}).mask
-    with_mask, without_mask = (len(pack(sparse_pack(weights, mask, known=known))) for known in (False, True))
+    with_mask, without_mask = (len(pack(sparse_pack(weights, mask, mask_known=known))) for known in (False, True))
     dst, rsm = (
         mlp_run(mo.fedspa(shared=mo.sgd(0.1, batch_size=4), search=s), rounds=2, codec=mo.codec.qsgd(levels=7)).ledger
         for s in ("dst", "rsm")

@@ -154,7 +154,7 @@ def test_bytes_and_flops_by_hand():
         masks = {n: torch.zeros_like(p, dtype=torch.bool) for n, p in params.items() if p.dim() == 2}
         for m, count in zip(masks.values(), (first, head), strict=True):
             m.view(-1)[:count] = True
-        return len(pack(sparse_pack(params, masks, known=known)))
+        return len(pack(sparse_pack(params, masks, mask_known=known)))
 
     assert ledgers[0]["down_values"] == 3 * 51 * 4
     assert ledgers[0]["down_payload"] == pytest.approx(3 * whole, abs=3 * 8)  # the header says one axis, not two

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from oracle_problems import federated, image_clients
+from oracle_problems import federated, image_clients, problem_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import moiety as mo
 from moiety.analysis.costs import bytes_of_run, flops_of_run, layer_flops, search_share
-from moiety.loop.costs import OperationCounter
+from moiety.loop.costs import OperationCounter, flops_per_example
 from moiety.split.masks import layer_counts
+from moiety.task import from_module
 
 VGG = mo.models.vgg11_gn()
 IMAGE = torch.zeros(1, 3, 32, 32)
@@ -86,6 +87,21 @@ def test_the_share_of_the_search_is_a_number():
     work = mo.sgd(0.1, epochs=2, batch_size=8)
     share = search_share(mo.models.mlp(4, 3, hidden=(6,)), data, clients=2, repeats=1, shared=work)
     assert share >= 0
+
+
+def test_to_try_the_cut_of_a_model_is_not_counted():
+    """Features are 2 * 4 * 6 operations, once for a row; the head's output, and its gradient, 2 * 6 * 3 each time.
+
+    The personal head is cut off, which the first count tries on a few rows; a second count knows the cut.
+    """
+    net = mo.models.mlp(4, 3, hidden=(6,))
+    task = from_module(net, loss="cross_entropy")
+    problem = problem_of(task, federated(image_clients([30, 20])), mo.split.output_layer(net))
+    algorithm = mo.finetune(personal=mo.sgd(0.1, epochs=2, batch_size=8))
+    received, state = problem.broadcast(algorithm, problem.first_server(algorithm)), problem.first_state(algorithm)
+    first, again = (flops_per_example(problem, algorithm, received, state) for _ in range(2))
+    assert first == again
+    assert [(cost.once, cost.each) for cost in first.values()] == [(48, 72)]
 
 
 @pytest.mark.parametrize(

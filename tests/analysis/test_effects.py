@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from moiety.analysis.versus import Sized, against_parameters, average, differences
+from moiety.analysis.versus import PersonalPart, against_parameters, average, differences
 from moiety.errors import MoietyError
 
 
@@ -54,9 +54,9 @@ def test_against_parameters_is_ordered_by_size():
     """Of the 14 points that all 5,731,092 parameters gain, an output layer of 788,736 gains 12: six sevenths."""
     old = [run(0.5)]
     parts = {
-        "everything": Sized(5_731_092, 5_731_092, [run(0.64)], old),
+        "everything": PersonalPart(5_731_092, 5_731_092, [run(0.64)], old),
         "adapter": (71_808, 5_798_804, [run(0.6)], old),
-        "output layer": Sized(788_736, 5_731_092, [run(0.62)], old),
+        "output layer": PersonalPart(788_736, 5_731_092, [run(0.62)], old),
     }
     rows = against_parameters(parts)
     assert [row["row"] for row in rows] == ["adapter", "output layer", "everything"]

@@ -12,6 +12,7 @@ from oracle_problems import federated
 from torch import nn
 
 import moiety as mo
+from moiety.engines.processes import Processes
 from moiety.errors import MoietyError
 
 XS = [np.array([[1.0], [3.0]]), np.array([[0.0], [3.0], [9.0]])]
@@ -184,3 +185,20 @@ def test_a_client_that_batchnorm_cannot_train_on_is_named():
     data = federated([{"x": np.ones((2, 1)), "y": np.ones((2, 1))}, {"x": np.ones((1, 1)), "y": np.ones((1, 1))}])
     with pytest.raises(MoietyError, match=r"`data` must be at least two training rows.*got 1 for client client-1"):
         mo.fit(model(), data, mo.fedavg(shared=0.1), rounds=1, engine="sequential")
+
+
+def test_workers_score_the_shared_model_client_by_client(monkeypatch):
+    calls, serve = set(), Processes.map
+
+    def watch(self, function, *rest):
+        calls.add(function)
+        return serve(self, function, *rest)
+
+    monkeypatch.setattr(Processes, "map", watch)
+    algorithm, split = mo.fedalt(shared=0.1, personal=0.1), mo.split.by_name(model(), personal=["head"])
+    here = mo.fit(model(), DATA, algorithm, split=split, rounds=2, engine="sequential")
+    workers = mo.Settings(workers=2)
+    there = mo.fit(model(), DATA, algorithm, split=split, rounds=2, engine="processes:sequential", settings=workers)
+    assert "score_shared_apart" in calls
+    assert there.clients == here.clients
+    assert np.isfinite([row["shared_loss"] for row in there.clients]).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from torch import nn
 
 import moiety as mo
 from moiety import experiments, files
+from moiety_recipes.claims import decide_claim
+from moiety_recipes.holds import Drawing, Holds
 
-ROOT = str(Path(mo.__file__).parent)
+ROOT = str(Path(mo.__file__).parent) + os.sep
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree"}
 """The events of calls that change a folder; a file that is opened for writing has the event ``open``."""
 
@@ -43,7 +46,10 @@ class Watch:
         return str(Path(frame.f_code.co_filename).relative_to(ROOT)) if frame else "no module"
 
 
-WATCH = Watch()
+@pytest.fixture(scope="module")
+def watch() -> Watch:
+    """Only when a test asks for it: the hook makes Python slower from then on."""
+    return Watch()
 
 
 def make_data() -> mo.FederatedData:
@@ -77,19 +83,40 @@ def save_data(folder: Path) -> None:
     mo.data.open_folder(folder / "data").digest()
 
 
-@pytest.mark.parametrize("work", [run_and_resume, run_pipeline, run_recipe, save_data])
-def test_only_files_writes(work: Callable[[Path], None], tmp_path: Path) -> None:
-    WATCH.folder, WATCH.writers = str(tmp_path), set()
+def write_what_holds(folder: Path) -> None:
+    """A page of ``holds.py``, with a figure, and the page of several settings, which has a table too."""
+    claim = decide_claim("A beats B", {"people": [0.1, 0.3]}, headline=True) | {"recipe": "one"}
+    table = {"recipe": "one", "command": "moiety run one", "date": "today", "rows": [claim]}
+    runs = folder.parent / "runs"
+    runs.mkdir()
+    (runs / "table.json").write_text(json.dumps(table))
+    paper = Holds(
+        program="holds",
+        about="",
+        paper="",
+        plan="",
+        titles={"one": "One"},
+        drawings={"a.png": Drawing("one", ".*", "")},
+    )
+    assert paper.main([str(runs), "--out", str(folder / "page")]) == 0
+    experiments.write_summary(folder / "table", "", figures={}, table=table)
+
+
+@pytest.mark.parametrize("work", [run_and_resume, run_pipeline, run_recipe, save_data, write_what_holds])
+def test_only_files_writes(work: Callable[[Path], None], watch: Watch, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    watch.folder, watch.writers = str(folder), set()
     try:
-        work(tmp_path)
+        work(folder)
     finally:
-        WATCH.folder = None
-    assert WATCH.writers == {"files.py"}
+        watch.folder = None
+    assert watch.writers == {"files.py"}
 
 
-def test_another_writer_is_noticed(tmp_path: Path) -> None:
-    WATCH.folder, WATCH.writers = str(tmp_path), set()
+def test_another_writer_is_noticed(watch: Watch, tmp_path: Path) -> None:
+    watch.folder, watch.writers = str(tmp_path), set()
     (tmp_path / "by hand").write_text("")
     files.write_file(tmp_path / "by files.py", b"")
-    WATCH.folder = None
-    assert WATCH.writers == {"no module", "files.py"}
+    watch.folder = None
+    assert watch.writers == {"no module", "files.py"}

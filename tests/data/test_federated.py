@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from moiety.data import FederatedData, digest
-from moiety.data.federated import Numbered
+from moiety.data.federated import NumberNames
 from moiety.errors import MoietyError
 
 
@@ -40,7 +40,7 @@ def test_rows_sizes_and_views_by_hand() -> None:
 
 
 def test_an_int_is_a_position_and_a_str_a_name() -> None:
-    for ids in (["zero", "1"], ["ann", "7"], Numbered(2), np.array(["ann", "bob"])):
+    for ids in (["zero", "1"], ["ann", "7"], NumberNames(2), np.array(["ann", "bob"])):
         fed = make(ids=ids)
         assert fed.index(1) == 1
         assert fed.index(np.int64(1)) == 1
@@ -142,7 +142,7 @@ def test_a_difference_has_a_place() -> None:
     rows = np.arange(1000)
     bounds = np.stack([rows, rows + 1, rows + 1, rows + 1], axis=1)
     x, y = np.zeros((1000, 2), np.float32), np.zeros(1000, np.int64)
-    fed = FederatedData({"x": x, "y": y}, bounds, Numbered(1000))
+    fed = FederatedData({"x": x, "y": y}, bounds, NumberNames(1000))
     before = fed.digest()
     for at in (0, 500, 999):
         y[at] = 1
@@ -177,7 +177,7 @@ def test_summary_by_hand() -> None:
 
 
 def test_numbered_names() -> None:
-    names = Numbered(12)
+    names = NumberNames(12)
     assert list(names) == [str(i) for i in range(12)]
     assert names[2:4] == ["2", "3"]
     assert names[-1] == "11"
@@ -194,7 +194,7 @@ def test_numbered_names() -> None:
     with pytest.raises(ValueError, match="'x' is not one of the names"):
         names.index("x")
     with pytest.raises(MoietyError, match="got '12'"):
-        make(ids=Numbered(2)).index("12")
+        make(ids=NumberNames(2)).index("12")
 
 
 def test_importing_the_package_leaves_torch_alone() -> None:

@@ -16,6 +16,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.superlink.grid.http_grid import HttpGrid
 from local_grid import federation  # noqa: F401  sets the ids that Flower's messages need
 
+from moiety.deploy import answers as answers_file
 from moiety.deploy.answers import count_bytes, pull_answers, refuse_large_parts
 from moiety.deploy.letters import Letter, LostError, read_message, write_record
 from moiety.errors import MoietyError
@@ -33,6 +34,8 @@ class StandIn:
         self.parts: dict[str, bytes] = {}
         self.pulled: list[int] = []
         self.confirmed: list[str] = []
+        self.late: set[str] = set()
+        self.named: set[str] = set()
         self._client = httpx.Client()
 
     def add(self, ticket: str, body: bytes, claims: str | None = None) -> str:
@@ -52,10 +55,20 @@ class StandIn:
         return str(head.metadata.message_id)
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802
-        return PullAppMessagesResponse(messages_list=self.heads, message_object_trees=self.trees)
+        tickets = {head.metadata.reply_to_message_id for head in self.heads} & set(request.message_ids)
+        assert not tickets & self.named, "the SuperLink would say that there is no such message"
+        self.named |= tickets
+        pairs = [
+            (h, t) for h, t in zip(self.heads, self.trees, strict=True) if h.metadata.reply_to_message_id in tickets
+        ]
+        return PullAppMessagesResponse(
+            messages_list=[head for head, _ in pairs], message_object_trees=[tree for _, tree in pairs]
+        )
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802
         content = self.parts.get(request.object_id)
+        if request.object_id in self.late:
+            return SimpleNamespace(object_found=True, object_available=False, object_content=b"")
         self.pulled.append(len(content or b""))
         return SimpleNamespace(object_found=content is not None, object_available=True, object_content=content)
 
@@ -116,6 +129,94 @@ def test_parts_that_are_missing_count_as_lost(monkeypatch: pytest.MonkeyPatch) -
     link.add("a", b"fine")
     link.parts.clear()
     assert isinstance(dict(pull_answers(make_grid(link), {"a"}, 1 << 20))["a"], LostError)
+
+
+def test_nobody_waits_for_an_answer_whose_parts_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node on a slow line, or one that never sends the rest; Flower's own way waits for up to two hours."""
+    now = [0.0]
+    monkeypatch.setattr(answers_file.time, "monotonic", lambda: now[0])
+    link = StandIn()
+    body = b"".join(bytes([k]) * PART for k in range(3))
+    number = link.add("a", body)
+    link.add("b", b"fine")
+    link.late = set(sorted(link.parts, key=lambda name: len(link.parts[name]))[-2:])
+    grid, late = make_grid(link), {}  # type: ignore[var-annotated]
+
+    def pull(*tickets: str) -> dict[str, Any]:
+        return dict(pull_answers(grid, set(tickets), 20 * PART, late))
+
+    assert set(pull("a", "b")) == {"b"}
+    now[0] += 10
+    assert pull("a") == {}
+    assert number not in link.confirmed
+    first = min(link.late)
+    link.late = {first}
+    now[0] += 10
+    assert pull("a") == {}
+    link.late = set()
+    assert pull("c") == {}  # others are waited for meanwhile
+    now[0] += 10
+    message = pull("a")["a"]
+    assert read_message(message, 20 * PART).body == body
+    assert number in link.confirmed
+    assert not late
+
+
+def test_a_late_answer_is_refused_as_soon_as_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node sends 10^9 bytes: what has come is counted, and nobody waits for the rest."""
+    now = [0.0]
+    monkeypatch.setattr(answers_file.time, "monotonic", lambda: now[0])
+    link, late = StandIn(), {}  # type: ignore[var-annotated]
+    number = link.add("a", b"".join(bytes([k]) * PART for k in range(8)))
+    names = [part.object_id for part in iterate_object_tree(link.trees[0])]
+    large = [name for name in names if len(link.parts[name]) >= PART]
+    assert len(large) == 8
+    link.late, grid = set(large), make_grid(link)
+    for count in range(3):  # two parts are there at last
+        link.late = set(large[count:])
+        assert dict(pull_answers(grid, {"a"}, 3 * PART, late)) == {}
+        assert not link.confirmed
+        now[0] += 1
+    before = len(link.pulled)
+    assert dict(pull_answers(grid, {"a"}, 3 * PART, late)) == {}
+    assert len(link.pulled) == before  # what came before is not pulled again
+    now[0] += 1
+    link.late = set(large[4:])
+    answer = dict(pull_answers(grid, {"a"}, 3 * PART, late))["a"]
+    assert f"of at most {3 * PART} bytes" in str(answer)
+    assert link.confirmed == [number]
+    assert not late
+
+
+def test_late_answers_that_nobody_waits_for_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(answers_file.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(answers_file, "MOST_LATE", 3)
+    link, late = StandIn(), {}  # type: ignore[var-annotated]
+    grid = make_grid(link)
+    for k in range(5):
+        link.add(f"t{k}", b"x" * (k + 1))
+    link.late = set(link.parts)
+    assert dict(pull_answers(grid, {f"t{k}" for k in range(5)}, 1 << 20, late)) == {}
+    assert list(late) == ["t2", "t3", "t4"]
+    now[0] += answers_file.KEEP + 1
+    assert dict(pull_answers(grid, {"another"}, 1 << 20, late)) == {}
+    assert not late
+
+
+def test_a_late_answer_that_is_gone_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SuperLink throws away what a node has not sent after three minutes."""
+    now = [0.0]
+    monkeypatch.setattr(answers_file.time, "monotonic", lambda: now[0])
+    link, late = StandIn(), {}  # type: ignore[var-annotated]
+    grid = make_grid(link)
+    link.add("a", b"x")
+    link.late = set(link.parts)
+    assert dict(pull_answers(grid, {"a"}, 1 << 20, late)) == {}
+    link.late, link.parts = set(), {}
+    now[0] += 10
+    assert isinstance(dict(pull_answers(grid, {"a"}, 1 << 20, late))["a"], LostError)
+    assert not late
 
 
 def test_a_part_that_says_it_is_too_large_is_refused_before_it_is_read() -> None:

@@ -55,7 +55,7 @@ def by_packing(change: Callable[[Params], Params]) -> tuple[mo.Algorithm, mo.Set
         return pick(packed, like), known
 
     packing = Packing(
-        known=lambda state: {},
+        facts=lambda state: {},
         pack_down=lambda key, received, known: received,
         unpack_down=lambda key, packed, like, known: packed,
         pack_up=lambda key, upload, known, after: change(upload),

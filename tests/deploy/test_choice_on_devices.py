@@ -63,7 +63,7 @@ def test_devices_choose_as_the_clients_of_a_simulation_and_use_their_choice_offl
         count = write_model(app, device.folder, target, "")
         tensors = simulated.export(device.name).state_dict()
         assert count == sum(each.numel() for each in tensors.values())
-    # Ten numbers of each device, once, and nothing of the choice.
+    # Eleven numbers of each device, once, and nothing of the choice.
     heads = answers_of(grid, "query.weigh")
     assert len(heads) == len(data)
     for head in heads:
@@ -73,6 +73,7 @@ def test_devices_choose_as_the_clients_of_a_simulation_and_use_their_choice_offl
             "variances": 4,
             "rows": 1,
             "hint": 1,
+            "validation": 1,
         }
     assert all(head == {"round": 2} for head in answers_of(grid, "query.end"))
     assert not list((tmp_path / "server").rglob("safeguard*"))
@@ -108,15 +109,20 @@ def test_a_device_that_missed_the_end_chooses_by_itself_and_stays_with_it(tmp_pa
     assert device.own_run().choices == {"c1": first}
 
 
+EVIDENCE = {"means": [0.0] * 4, "variances": [0.0] * 4, "rows": 3, "hint": 0.0, "validation": 0.0}
+
+
 @pytest.mark.parametrize(
     ("evidence", "line"),
     [
         ([], "a table of numbers"),
-        ({"means": [1.0], "variances": [0.0] * 4, "rows": 3, "hint": 0.0}, "4 numbers up to"),
-        ({"means": [float("nan")] * 4, "variances": [0.0] * 4, "rows": 3, "hint": 0.0}, "4 numbers up to"),
-        ({"means": [0.0] * 4, "variances": [-1.0] * 4, "rows": 3, "hint": 0.0}, ">= 0"),
-        ({"means": [0.0] * 4, "variances": [0.0] * 4, "rows": 0, "hint": 0.0}, "number of rows"),
-        ({"means": [0.0] * 4, "variances": [0.0] * 4, "rows": 3, "hint": "x"}, "a number up to"),
+        ({**EVIDENCE, "means": [1.0]}, "4 numbers up to"),
+        ({**EVIDENCE, "means": [float("nan")] * 4}, "4 numbers up to"),
+        ({**EVIDENCE, "variances": [-1.0] * 4}, ">= 0"),
+        ({**EVIDENCE, "rows": 0}, "number of rows"),
+        ({**EVIDENCE, "hint": "x"}, "a number up to"),
+        ({**EVIDENCE, "validation": float("inf")}, "`evidence.validation` must be a number up to"),
+        ({**EVIDENCE, "validation": None, "more": 1}, "a table of numbers"),
     ],
 )
 def test_evidence_that_cannot_be_is_refused(evidence: Any, line: str) -> None:

@@ -20,9 +20,11 @@ from safetensors.torch import load_file
 from moiety.cli import main
 from moiety.deploy import worker
 from moiety.deploy.app import read_run_config
+from moiety.deploy.commands import read_node_config
 from moiety.deploy.folders import load_app
 
 NODE, WORKER = "python -m moiety.deploy.worker node", "python -m moiety.deploy.worker"
+EXECUTOR = "python -m moiety.deploy.worker executor"
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +108,13 @@ def test_every_command_of_flower_and_of_the_worker_is_taken(trial: Path, monkeyp
         kinds.add(words[0])
         if line.startswith(NODE):
             read_flower(["flower-supernode", *words[4:]])  # which has the same options
+        elif line.startswith(EXECUTOR):
+            read_flower(["flower-superexec", *words[4:]])
         elif line.startswith(WORKER):
             start_worker(words[3:], monkeypatch)
         elif words[0] not in ("moiety", "export"):
             read_flower(words)
-    assert kinds == {"export", "flower-superlink", "flower-superexec", "flwr", "python", "moiety"}
+    assert kinds == {"export", "flower-superlink", "flwr", "python", "moiety"}
 
 
 def test_the_environment_leads_to_the_connection_of_the_trial(trial: Path) -> None:
@@ -131,9 +135,10 @@ def test_more_rounds_are_asked_for_as_it_says(trial: Path, monkeypatch: pytest.M
     monkeypatch.chdir(trial)
     text = (trial / "README.md").read_text()
     (more,) = [span for span in inline(text) if span.startswith("--run-config")]
-    (run,) = [line for line in fenced(text) if line.startswith("flwr run")]
+    (run,) = {span for span in inline(text) if span.startswith("flwr run") and "--stream" in span}
     read_flower(shlex.split(f"{run} {more}"))
     values = parse_config_args([shlex.split(more)[1]])
+    assert values == read_node_config(shlex.split(more)[1])
     assert read_run_config(load_app(trial / "app").plan, values).rounds == 20
 
 
@@ -156,6 +161,7 @@ def test_every_command_of_moiety_does_what_it_says_and_prints_no_key(
     monkeypatch.chdir(trial)
     text = (trial / "README.md").read_text()
     commands = [line for line in (*fenced(text), *inline(text)) if line.startswith("moiety")]
+    assert commands.pop(0) == "moiety deploy run app"  # a test of its own runs it
     keys = [line for line in commands if " keys " in line]
     assert [shlex.split(line, comments=True)[2] for line in commands if line not in keys] == [
         "status",

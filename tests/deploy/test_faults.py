@@ -12,6 +12,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from local_grid import LocalGrid, federation, make_app, nodes_of, serve_here, small_model
+from night import NIGHTLY
 from test_equals_simulation import compare, exact, states_on_devices
 
 import moiety as mo
@@ -71,6 +72,48 @@ def test_a_killed_server_goes_on_as_if_nothing_had_happened(when: str, turn: int
     again = new_app(data, tmp_path)
     run = serve_here(again, LocalGrid(again, nodes))
     compare(simulate(data), run, tmp_path)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, fail_at: int = 0) -> list[int]:
+    """Count what changes a disk from now on; kill the process at one of these calls."""
+    count, plain = [0], files.system_call
+
+    def counting(call: Any, *arguments: Any) -> Any:
+        count[0] += 1
+        if count[0] == fail_at:
+            raise KilledError
+        return plain(call, *arguments)
+
+    monkeypatch.setattr(files, "system_call", counting)
+    return count
+
+
+def test_a_federation_that_is_killed_at_any_write_goes_on_as_if_nothing_had_happened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server and devices lie on one machine here, whose power is cut: between a checkpoint and its letters, too."""
+    data = federation((6, 7, 9))
+    options: dict[str, Any] = {"rounds": 2, "cohort": 2, "settings": mo.Settings(evaluate_every=1)}
+    expected = simulate(data, **options)
+
+    def serve_in(folder: Path) -> mo.Run:
+        app = new_app(data, folder, **options)
+        return serve_here(app, LocalGrid(app, nodes_of(data, folder)))
+
+    with monkeypatch.context() as patch:
+        total = count_calls(patch)
+        compare(expected, serve_in(tmp_path / "whole"), tmp_path / "whole")
+    assert total[0] > 100
+    step = 1 if NIGHTLY else total[0] // 10
+    for at in range(1, total[0] + 1, step):
+        folder = tmp_path / f"killed-{at}"
+        with monkeypatch.context() as patch:
+            count_calls(patch, at)
+            with pytest.raises(KilledError):
+                serve_in(folder)
+        run = serve_in(folder)
+        compare(expected, run, folder)
+        assert [row["round"] for row in run.history] == [1, 2], at
 
 
 @pytest.mark.parametrize("kind", ["kill", "full disk"])

@@ -111,7 +111,7 @@ for name in [name for name in sys.modules if name.startswith("flwr.")]:
 sys.modules["flwr.common.constant"] = sys.modules["flwr.common.config"] = None
 sys.meta_path.insert(0, Refuse())
 import moiety.deploy
-from moiety.deploy import answers, app, commands, flower_private, folders, node, server, worker
+from moiety.deploy import answers, app, commands, executor, flower_private, folders, mailbox, node, server, worker
 
 try:
     import flwr.supercore.retry
@@ -128,15 +128,20 @@ class Grid:
 print(list(answers.pull_answers(Grid(), {"a"}, 10)), commands.read_node_config("a=1"))
 
 
+mailbox.outlive_trouble(Grid())
+
+
 class Command:
-    name = "flower-supernode"
+    def __init__(self, name):
+        self.name = name
 
     def load(self):
         return lambda: print(*sys.argv)
 
 
-node.entry_points = lambda group, name: (Command(),)
+node.entry_points = executor.entry_points = lambda group, name: (Command(name),)
 worker.main(["node", "--superlink", "here"])
+worker.main(["executor", "--runtime-api-address", "here"])
 os.execvp = lambda name, words: sys.exit(" ".join([name.rsplit("/")[-1], *words[1:]]))
 worker.main(["--runtime-api-address", "here", "--insecure"])
 """
@@ -149,6 +154,7 @@ def test_another_version_without_these_parts_goes_flowers_public_way() -> None:
         "private parts are gone",
         "[] {'a': 1}",
         "flower-supernode --superlink here",
+        "flower-superexec --runtime-api-address here",
     ], process.stderr
     assert process.stderr.splitlines() == [
         "flwr is 9.9.9, not 1.41.0: this is flower-supernode as it is, which looks for messages every few seconds.",

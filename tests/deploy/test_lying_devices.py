@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 from local_grid import LocalGrid, federation, make_app, nodes_of, serve_here, small_model
 from safetensors.numpy import load as load_numpy
 from safetensors.numpy import save as save_numpy
@@ -21,6 +21,7 @@ from test_equals_simulation import exact
 from test_misbehaviour import BAD, everything, is_bad, parts, reply
 
 import moiety as mo
+from moiety.deploy.letters import REFUSED
 
 Draw = np.random.Generator
 DEEP = '{"round": ' + "[" * 100_000 + "]" * 100_000 + "}"
@@ -44,7 +45,7 @@ def make(folder: Path, codec: str = "dense", **options: Any) -> tuple[Any, Local
     split = mo.split.output_layer(model)
     if codec == "masks":
         algorithm, split = mo.fedspa(shared=mo.sgd(0.1, steps=3, batch_size=4), density=0.5, masks="different"), None
-    settings = mo.Settings(codec=CODECS[codec]())
+    settings = mo.Settings(codec=CODECS[codec](), partial=False)  # to cut the model takes longer than to train it
     common = {"split": split, "rounds": 5, "cohort": 3, "seed": 5, "deadline": 0.3, "settings": settings}
     app = make_app(model, data, algorithm, folder, **{**common, **options})
     return app, LocalGrid(app, nodes_of(data, folder))
@@ -264,6 +265,7 @@ SCORES: dict[str, list[Callable[[dict[str, Any]], Any]]] = {
         lambda scores: {**scores, "metric": 1e300},
         lambda scores: {**scores, "n_test": 2**62},
         lambda scores: {**scores, "client": 3},
+        lambda scores: {**scores, "gain": True},
     ],
 }
 
@@ -271,7 +273,7 @@ SCORES: dict[str, list[Callable[[dict[str, Any]], Any]]] = {
 @pytest.mark.parametrize("share", SCORES)
 def test_scores_that_cannot_be_are_left_out_and_those_of_others_are_kept(share, tmp_path):
     """A lie of another kind at each evaluation; the history is that of the others."""
-    app, grid = make(tmp_path, rounds=4, share_metrics=share, floor=3, settings=mo.Settings(evaluate_every=1))
+    app, grid = make(tmp_path, rounds=5, share_metrics=share, floor=3, settings=mo.Settings(evaluate_every=1))
     lies = itertools.cycle(SCORES[share])
 
     def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
@@ -291,6 +293,34 @@ def test_scores_that_cannot_be_are_left_out_and_those_of_others_are_kept(share, 
         assert share == "histogram" or 0 <= row["metric"] <= 1
 
 
+ODD_COLUMNS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a whole number among fractions": lambda scores: {**scores, "loss": 10**18 - 1, "shared_loss": 1},
+    "a column of its own": lambda scores: {"another": 0.5, **scores},
+    "a weight beyond all others": lambda scores: {**scores, "weight": 1e18},
+}
+
+
+@pytest.mark.parametrize("liar", ["c0", "c3"])
+@pytest.mark.parametrize("kind", ODD_COLUMNS)
+def test_scores_of_one_device_decide_no_column_of_the_record(kind, liar, tmp_path):
+    """Parquet holds columns of one type, those of its first row: one device could end the run where it is recorded."""
+    app, grid = make(tmp_path, rounds=2, settings=mo.Settings(evaluate_every=1))
+
+    def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
+        answer = call(message)
+        if message.metadata.message_type != "evaluate" or grid.nodes[message.metadata.dst_node_id]["name"] != liar:
+            return answer
+        head = json.loads(str(answer.content.config_records["head"]["json"]))
+        return reply(message, {**head, "scores": ODD_COLUMNS[kind](head["scores"])}, None)
+
+    grid.deliver = deliver
+    run = serve_here(app, grid)
+    rows = mo.load(run.folder).clients
+    assert [row["client"] for row in rows] == ["c0", "c1", "c2", "c3"]
+    assert all(set(row) == set(rows[0]) and not set(row) & {"another", "weight"} for row in rows)
+    assert all(0 <= row["metric"] <= 1 for row in run.history)
+
+
 HELLOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a row of 2^50 numbers": lambda head: {**head, "columns": {"x": ["float32", [2**30, 2**20]]}},
     "columns as nobody else has": lambda head: {**head, "columns": {"x": ["float32", [9]], "y": ["int64", []]}},
@@ -298,10 +328,52 @@ HELLOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "rows that are no number": lambda head: {**head, "sizes": [10**400, 0, 0]},
     "a name of digits": lambda head: {**head, "name": "9" * 5000},
     "half a letter": lambda head: {**head, "name": "\ud800"},
+    "a name that clears the screen": lambda head: {**head, "name": "c9\x1b[2J"},
+    "a name of two lines": lambda head: {**head, "name": "c9\nround 1 of 1: 4 of 4 answers used"},
     "classes beyond count": lambda head: {**head, "classes": 10**400},
     "no table": lambda head: {**head, "table": {"features": [["x", 1, 2]]}},
     "nothing": lambda head: {},
 }
+
+
+def test_of_what_a_device_says_when_it_joins_only_what_is_needed_is_kept(tmp_path):
+    """The server writes it to its folder whenever somebody joins."""
+    app, grid = make(tmp_path, rounds=1)
+
+    def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
+        answer = call(message)
+        if message.metadata.message_type != "query.hello":
+            return answer
+        head = json.loads(str(answer.content.config_records["head"]["json"]))
+        return reply(message, {**head, "more": "x" * 100_000, "node": 3, "joined": True}, None)
+
+    grid.deliver = deliver
+    run = serve_here(app, grid)
+    assert run.history[-1]["rounds"] == 1
+    assert (run.folder / "devices.json").stat().st_size < 5000
+
+
+def test_what_a_device_says_is_shown_in_one_line_without_control_characters(tmp_path, caplog):
+    """An operator reads it in a terminal, which a device could tell to hide or to fake lines."""
+    app, grid = make(tmp_path, rounds=5, settings=mo.Settings(evaluate_every=1))
+    evil = "\x1b[2J\x1b[1;31mround 9 of 9\r\n\u202eall is well" + "!" * 10_000
+    kinds = itertools.cycle(("refused", "lost", "why"))
+
+    def deliver(message: Message, call: Callable[[Message], Message]) -> Message:
+        if not is_bad(grid, message):
+            return call(message)
+        kind = next(kinds)
+        if kind == "why":
+            return reply(message, {"round": int(message.metadata.group_id), "why": evil}, None)
+        return Message(Error(REFUSED if kind == "refused" else 5, evil), reply_to=message)
+
+    grid.deliver = deliver
+    with caplog.at_level("INFO", logger="moiety"):
+        run = serve_here(app, grid)
+    reasons = [why for row in run.history for why in row.get("dropped_reasons", ())]
+    assert len(reasons) >= 3
+    texts = [*reasons, *(record.getMessage() for record in caplog.records)]
+    assert all(text.isprintable() and len(text) <= 400 for text in texts)
 
 
 @pytest.mark.parametrize("kind", HELLOS)

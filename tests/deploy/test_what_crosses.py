@@ -121,8 +121,8 @@ FOLLOWS: dict[str, dict[tuple[str, str], dict[str, set[str]]]] = {
     "per_client": {
         ("train", "up"): {"info": {"loss", "new_mask"}},
         ("evaluate", "up"): {"scores": {"loss", "metric", "shared_loss", "shared_metric", "gain", "hurt"}},
-        ("query.weigh", "up"): {"evidence": {"means", "variances", "hint"}},
-        ("query.end", "down"): {"population": {"candidates", "hint"}},
+        ("query.weigh", "up"): {"evidence": {"means", "variances", "hint", "validation"}},
+        ("query.end", "down"): {"population": {"candidates", "hint", "default"}},
     },
 }
 """What follows from labels besides the numbers of shared tensors, as far as ``share_metrics`` lets it leave."""

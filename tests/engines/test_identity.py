@@ -31,7 +31,7 @@ import moiety as mo
 from moiety.data.federated import FederatedData
 from moiety.engines.problem import Problem, to_tensors
 from moiety.run import identity as identities
-from moiety.run.probe import _parameters, differ, find_difference, probe
+from moiety.run.probe import _make_parameters, differ, find_difference, probe
 from moiety.task import from_module
 
 FED = federation()
@@ -256,7 +256,7 @@ def test_the_probe_of_a_linear_model_by_hand() -> None:
     data = FederatedData({"x": x, "y": y}, np.stack([starts, *3 * [starts + 2]], axis=1), ["a", "b", "c"])
     problem = problem_of(mo.models.linear(3, 1).double(), data, "mse")
     values = probe(problem)
-    fixed = {name: value.detach().numpy() for name, value in _parameters(problem).items()}
+    fixed = {name: value.detach().numpy() for name, value in _make_parameters(problem).items()}
     assert np.abs(fixed["head.weight"]).max() <= 1  # sqrt(3 / 3)
     rows = [0, 1, 2, 5]
     output = x[rows] @ fixed["head.weight"].T + fixed["head.bias"]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 import moiety as mo
-from moiety.data.federated import FederatedData, Numbered
+from moiety.data.federated import FederatedData, NumberNames
 
 CLIENTS = 1_000_000
 
@@ -15,7 +15,7 @@ def test_personal_states_of_a_million_clients_survive_resume(tmp_path):
     x = draw.standard_normal((CLIENTS, 2), dtype=np.float32)
     ends = np.arange(1, CLIENTS + 1)
     bounds = np.stack([ends - 1, ends, ends, ends], axis=1)
-    data = FederatedData({"x": x, "y": (x[:, 0] > 0).astype(np.int64)}, bounds, Numbered(CLIENTS), 2)
+    data = FederatedData({"x": x, "y": (x[:, 0] > 0).astype(np.int64)}, bounds, NumberNames(CLIENTS), 2)
     model = mo.models.mlp(2, 2, hidden=(3,))
     clients: list[int] = []
 

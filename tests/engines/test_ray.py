@@ -189,7 +189,7 @@ def test_actors_hold_rows_and_states_of_their_own_clients_and_end(engines):
             engines[0].actors = [Overheard(actor, owners) for actor in actors]
         if record.round == 3:
             engines[0].actors = list(actors)
-            hashes.extend(engines[0].held)
+            hashes.extend(engines[0].actor_states)
             shards.extend(inside(actor, lambda self: self.engine.problem.columns) for actor in actors)
             states.extend(inside(actor, lambda self: self.states) for actor in actors)
 

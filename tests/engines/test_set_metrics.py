@@ -9,6 +9,7 @@ from sklearn import metrics as sklearn
 from torch import nn
 
 import moiety as mo
+from moiety.engines.processes import Processes
 
 NAMES = ["auroc", "accuracy", "f1"]
 
@@ -87,6 +88,22 @@ def test_engines_agree(run, engine):
     for row, twin in zip(run.clients, other.clients, strict=True):
         for name in ("auroc", "f1", "shared_auroc"):
             assert row[name] == pytest.approx(twin[name], abs=1e-12, nan_ok=True)
+
+
+def test_workers_predict_with_both_models(monkeypatch, run):
+    """To the last bit as one process does; the leading process runs neither model by itself."""
+    calls = []
+    serve = Processes.map
+
+    def watch(self, function, jobs, *rest):
+        calls.append((function, len(jobs)))
+        return serve(self, function, jobs, *rest)
+
+    monkeypatch.setattr(Processes, "map", watch)
+    other = train("processes:sequential", settings=mo.Settings(workers=2))
+    assert {("predict", 6), ("predict_shared", 6)} <= set(calls)
+    assert str(other.clients) == str(run.clients)  # NaN is equal to NaN there
+    assert other.history[-1]["shared_auroc_pooled"] == run.history[-1]["shared_auroc_pooled"]
 
 
 def test_many_rows_are_predicted_batch_by_batch(monkeypatch, run):

@@ -74,8 +74,26 @@ def test_a_chain_that_stands_still_or_jumps_once():
     assert judge_chain(jump)[1] == np.inf
 
 
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e-300, 1e300])
+def test_a_chain_that_stands_still_anywhere(value):
+    """The mean of equal numbers may be rounded: what is left is no movement."""
+    for count in (10, 21):
+        still = np.full((count, 3), value)
+        assert judge_chain(still) == (1.0, 1.0)
+    jump = np.concatenate([np.full((10, 1), value), np.full((10, 1), 3 * value)])
+    assert float(split_rhat(jump)[0]) == np.inf
+
+
+def test_a_chain_is_judged_alike_in_any_unit():
+    chain = autoregress(40, 0.5, 7)[:, None]
+    expected = judge_chain(chain)
+    for scale in (2.0**-900, 2.0**900):
+        assert judge_chain(scale * chain) == expected
+
+
 def test_few_draws_and_infinite_ones():
     assert np.isnan(judge_chain(np.zeros((5, 2)))).all()
+    assert np.isnan(judge_chain(np.zeros((20, 0)))).all()
     assert judge_chain(np.full((20, 2), np.inf)) == (0.0, np.inf)
     with pytest.raises(mo.MoietyError, match="`chain` must be of at least 10 draws"):
         effective_sample_size(np.zeros(4))

@@ -1,6 +1,8 @@
 """Predictions averaged over draws: by hand, through runs, and the same whichever engine trained."""
 
 import functools
+import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 import moiety as mo
+from moiety.evaluation.chains import AGREE, judge_chain
 from moiety.evaluation.predictive import Predictive
 
 DATA = federated(image_clients([9, 5, 12, 7]), image_clients([4, 6, 3, 5], seed=1))
@@ -121,6 +124,47 @@ def test_a_level_that_draws_cannot_hold_is_refused(draws, level, text):
     with pytest.raises(mo.MoietyError) as error:
         Predictive(np.zeros((draws, 2))).interval(level)
     assert str(error.value).startswith(text)
+
+
+def split_rhat_by_hand(chain):
+    """sqrt((B + (n - 1) / n W) / W), with B and W between and within two halves of n draws (Vehtari et al. 2021)."""
+    n = len(chain) // 2
+    one, other = chain[:n], chain[-n:]
+    within = (np.sum((one - one.mean()) ** 2) + np.sum((other - other.mean()) ** 2)) / (2 * (n - 1))
+    between = (one.mean() - other.mean()) ** 2 / 2
+    return np.sqrt((between + (n - 1) / n * within) / within)
+
+
+def test_halves_of_a_chain_that_disagree_are_named():
+    """40 draws whose second half lies a deviation higher: their R-hat by hand is above 1.1, without the shift below."""
+    rng = np.random.Generator(np.random.Philox(3))
+    chain = rng.normal(size=40)
+    for shift, warns in ((0.0, False), (1.0, True)):
+        draws = chain + shift * (np.arange(40) >= 20)
+        by_hand = split_rhat_by_hand(draws)
+        assert (by_hand > AGREE) == warns
+        effective, rhat = judge_chain(draws[:, None])
+        assert rhat == pytest.approx(by_hand, rel=1e-12)
+        prediction = Predictive(draws[:, None, None], loss="mse", noise=1.0, effective=40.0, rhat=rhat)
+        for ask in (lambda p: p.interval(0.9), lambda p: p.interval(0.9, of="observations")):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                ask(prediction)
+            texts = [str(each.message) for each in caught]
+            head = f"the halves of the chain of these draws disagree (split R-hat {by_hand:.2f}, above 1.1). Ask for"
+            assert [text.startswith(head) for text in texts] == [True] * warns
+    both = replace(prediction, effective=effective)
+    with pytest.warns(UserWarning, match=r"^40 draws are worth .* too narrow; the halves of .* Ask for more") as caught:
+        both.interval(0.9)
+    assert len(caught) == 1
+
+
+def test_new_draws_whose_halves_disagree_are_named(monkeypatch):
+    """100 draws are worth 100, yet the chain that they are from has not settled."""
+    monkeypatch.setattr("moiety.run.draws.judge_draws", lambda points: (100.0, 1.25))
+    with pytest.warns(UserWarning, match=r"disagree \(split R-hat 1.25, above 1.1\). Ask for more: draws=100\.$"):
+        prediction = one_run().predictive(0, DATA.client(0, "test")["x"], draws=20)
+    assert prediction.rhat == 1.25
 
 
 def test_draws_of_observations_are_moved_apart_by_hand():

@@ -12,6 +12,8 @@ from scipy.stats import false_discovery_control, norm, ttest_1samp
 from moiety.errors import MoietyError
 from moiety.evaluation.paired import compute_p_value
 from moiety.evaluation.safeguard import (
+    ALPHA,
+    WEIGHTS,
     Candidate,
     Evidence,
     Population,
@@ -140,6 +142,61 @@ def test_where_nobody_gains_almost_nobody_leaves():
         population = describe_population(clients)
         shares.append(np.mean([choose(each, population, alpha=0.1, weights=(1.0,)).weight > 0 for each in clients]))
     assert np.mean(shares) <= 0.1
+
+
+def draw_thin_clients(rng, clients, gain):
+    """Clients with four validation rows, alike for all mixtures, and twelve rows of folds that speak for nothing."""
+    gains = [np.append(gain + 0.3 * rng.normal(size=4), -0.1 + 0.3 * rng.normal(size=12)) for _ in range(clients)]
+    return [Evidence(np.broadcast_to(each, (4, 16)), rng.normal(), validation=4) for each in gains]
+
+
+def test_where_no_client_can_tell_by_itself_all_validation_rows_together_decide():
+    """The default is the smallest mixture where Student's t over clients says so, and nobody leaves by itself."""
+    clients = draw_thin_clients(np.random.default_rng(6), 30, 0.1)
+    means = [each.gains[0, :4].mean() for each in clients]
+    assert ttest_1samp(means, 0, alternative="greater").pvalue < 0.01
+    alone = describe_population(clients)._replace(default=0.0)
+    assert {choose(each, alone).weight for each in clients} == {0.0}
+    population = describe_population(clients)
+    assert population.default == WEIGHTS[0]
+    assert {choose(each, population).weight for each in clients} == {WEIGHTS[0]}
+    newcomer = Evidence(np.zeros((4, 0)), 0.0)
+    assert choose(newcomer, population).weight == WEIGHTS[0]
+    assert choose(newcomer, population).risk > ALPHA
+
+
+def test_the_default_is_the_shared_model_otherwise():
+    rng = np.random.default_rng(6)
+    clients = draw_thin_clients(rng, 30, 0.1)
+    assert describe_population(clients).default > 0
+    folds = [each._replace(validation=0) for each in clients]
+    assert describe_population(folds).default == 0
+    assert describe_population([*clients[:7], *folds[7:]]).default == 0
+    assert describe_population([each._replace(gains=-each.gains) for each in clients]).default == 0
+    assert describe_population([each._replace(gains=each.gains[:1]) for each in clients]).default == 0
+    sure = Evidence(np.broadcast_to(0.5 + 0.1 * rng.normal(size=60), (4, 60)), clients[0].hint, validation=60)
+    population = describe_population([*clients, sure])
+    assert choose(sure, population).weight > 0
+    assert population.default == 0
+    lone = Population((0.0, 1.0, -1.0, 1.0), (KNOWN._replace(coefficients=(-0.1, 0.0)),), WEIGHTS[0])
+    assert choose(Evidence(np.zeros((1, 0)), 0.0), lone, weights=(1.0,)).weight == 0  # it has no such mixture
+
+
+def test_probabilities_decide_the_default_where_there_are_any():
+    """Right answers get fewer, and probabilities rise by 0.01 in each validation row."""
+    rng = np.random.default_rng(7)
+    likely = [np.append(0.01 + 0.001 * rng.normal(size=2), np.zeros(6)) for _ in range(12)]
+    clients = [Evidence(np.full((4, 8), -0.1), rng.normal(), np.broadcast_to(each, (4, 8)), 2) for each in likely]
+    assert summarise(clients[0]).validation == pytest.approx(likely[0][:2].mean())
+    assert summarise(clients[0]._replace(validation=0)).validation is None
+    assert describe_population(clients).default == WEIGHTS[0]
+    assert describe_population([each._replace(likely=-each.likely) for each in clients]).default == 0
+
+
+def test_where_nobody_gains_the_default_is_a_mixture_at_most_as_often_as_the_level_says():
+    rng = np.random.default_rng(8)
+    draws = [describe_population(draw_thin_clients(rng, 15, 0.0)).default > 0 for _ in range(400)]
+    assert np.mean(draws) <= 0.01 + 3 * math.sqrt(0.01 * 0.99 / 400)
 
 
 def test_too_few_clients_make_no_population_and_numbers_survive_a_file():

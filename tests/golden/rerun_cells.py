@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,12 +44,16 @@ def run_first(name: str, engine: str | None) -> dict[str, Any]:
     }
 
 
+def run_all(pairs: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+    """Run the cells of recipes on their engines, in the order given."""
+    return {f"{name} {engine}": run_first(name, None if engine == "-" else engine) for name, engine in pairs}
+
+
 def main(words: list[str]) -> None:
-    """Run the cells in the order given."""
+    """Run the cells in the order given, and print what is kept of them."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    pairs = list(zip(words[::2], words[1::2], strict=True))
-    print(json.dumps({f"{n} {e}": run_first(n, None if e == "-" else e) for n, e in pairs}))
+    print(json.dumps(run_all(zip(words[::2], words[1::2], strict=True))))
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_a_page_and_its_numbers(name, recipe_run):
     run = recipe_run(name)
     page = (run.folder / "table.md").read_text()
     assert page.strip() in run.printed
-    for words in (f"`moiety run {name} --scale ci --engine sequential`", "## Claims", "Decided here"):
+    for words in (f"`moiety run {name} --scale ci --engine sequential`", "## Differences", "Decided here"):
         assert words in page
     (folder,) = [path for path in run.folder.iterdir() if path.is_dir()]
     for row in (row for row in run.table["rows"] if row["verdict"] is None):

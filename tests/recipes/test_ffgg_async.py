@@ -16,7 +16,7 @@ from moiety.experiments import CI_NOTICE
 from moiety.reports import courses
 from moiety.run.folder import read_clients, read_config, read_history
 from moiety_recipes import ffgg_async as module
-from moiety_recipes.ffgg_async import FORMS, METHODS, ffgg_async, judge, plan, sentence
+from moiety_recipes.ffgg_async import FORMS, METHODS, ffgg_async, judge, plan, write_sentence
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062
@@ -124,7 +124,7 @@ def test_the_page_shows_them(record):
         assert words in page
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert out.splitlines()[-2] == CI_NOTICE
-    text = sentence(table["rows"])
+    text = write_sentence(table["rows"])
     for title in METHODS.values():
         (row,) = [row for row in table["rows"] if row["row"].startswith(f"{title}: times sooner")]
         assert f"asynchronous {title} " in text

@@ -15,7 +15,7 @@ from moiety.errors import MoietyError
 from moiety.experiments import CI_NOTICE
 from moiety.reports import heat_map
 from moiety.run.folder import read_clients, read_config
-from moiety_recipes.ffgg_byzantine import NONE, build_aggregators, build_attacks, ffgg_byzantine, plan, sentence
+from moiety_recipes.ffgg_byzantine import NONE, build_aggregators, build_attacks, ffgg_byzantine, plan, write_sentence
 
 needs_data = pytest.mark.skipif("MOIETY_DATA" not in os.environ, reason="MOIETY_DATA is not set")
 T_2 = 12.7062
@@ -113,7 +113,7 @@ def test_the_sentence_counts():
         for attack, verdict in zip(ATTACKS, ["does not hold", *own], strict=True)
     ]
     expected = "mixing, trimmed mean holds under all 3 attacks; 1 of 3 aggregators fail under one or more."
-    assert sentence(small, rows) == expected
+    assert write_sentence(small, rows) == expected
 
 
 def test_what_has_ended_is_not_run_again(record, tmp_path):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import moiety as mo
+from moiety.experiments import Cell
 from moiety_recipes import ffgg_byzantine, ffgg_diagnosis, ffgg_holds, ffgg_speeds, ffgg_splits, ffgg_stages
 from moiety_recipes import ffgg_theorem8 as theorem8
 from moiety_recipes.claims import decide_claim
@@ -156,9 +159,21 @@ def test_the_bias_is_of_fast_against_slow_clients():
     clients = [{"client": f"c{i}", "n_test": 2, "metric": m} for i, m in enumerate((0.1, 0.2, 0.3, 0.4))]
     times = ffgg_speeds.work_times(plan, "constant")
     order = np.argsort([times.of(0, "compute", i, f"c{i}", 0) for i in range(4)])
-    fast, slow = ffgg_speeds.quarters(plan, "constant", clients, 0)
+    fast, slow = ffgg_speeds.measure_quarters(plan, "constant", clients, 0)
     assert fast == pytest.approx(0.1 * (order[0] + 1))
     assert slow == pytest.approx(0.1 * (order[-1] + 1))
+
+
+def test_the_search_for_a_rate_of_speeds_goes_on_beyond_its_end():
+    """Accuracy rises up to a rate of 3.2, which is two rates beyond the grid of FFGG, and of FedAvg up to 0.1."""
+    plan = replace(ffgg_speeds.plan("ci"), ffgg_rates=(0.4, 0.8, 1.6), pilots=(100, 101), more_rates=3)
+    best = {"ffgg": 3.2, "fedavg": 0.1}
+    batches, rows = ffgg_speeds.cells(plan, (0,)), None
+    while not isinstance(batch := batches.send(rows), Cell):
+        rows = [{"accuracy": [0.0, 1 - abs(math.log(float(c.key[-1]) / best[c.key[2]])) / 9]} for c in batch]
+    chosen = batch.work()
+    assert {name.split()[0]: rate for name, rate in chosen["rates"].items()} == best
+    assert list(chosen["tried"]["ffgg asynchronous"]) == ["0.4", "0.8", "1.6", "3.2", "6.4"]
 
 
 def test_the_advice_is_compared_with_the_best_split():
@@ -218,7 +233,7 @@ def test_what_holds_has_figures_and_folds_the_rest(tmp_path):
         "none.png": Drawing("other", "(.*): loses", "Of another recipe"),
     }
     words = {"program": "holds", "about": "", "paper": "a paper", "plan": "a plan", "titles": {"some": "Table 1"}}
-    paper = Holds(**words, folded="once.*", drawings=drawings)
+    paper = Holds(**words, fold_pattern="once.*", drawings=drawings)
     table = {"recipe": "some", "command": "moiety run", "date": "today", "rows": [single, *several, rest]}
     page, _, figures = paper.make_page([table])
     assert set(figures) == {"one.png", "two.png"}
@@ -227,6 +242,12 @@ def test_what_holds_has_figures_and_folds_the_rest(tmp_path):
     assert own[1]["high"] == pytest.approx(2 + 9.9248 / np.sqrt(3), abs=1e-4)
     assert (own[2]["mean"], own[2]["low"]) == (single["mean"], single["low"])
     assert [row["row"] for row in figures["two.png"][1]] == ["mean", "krum"]
+    _, _, figures = replace(paper, drawings={"rest.png": Drawing("some", "once more", "")}).make_page(
+        [{**table, "seed": 10}]
+    )
+    own = figures["rest.png"][1]
+    assert [(row["row"], row["mean"]) for row in own[:3]] == [("seed 10", 1.0), ("seed 11", 1.1), ("seed 12", 1.2)]
+    assert [row["low"] for row in own] == [None, None, None, rest["low"]]
     top, _, details = page.partition("<details")
     assert ("A beats B" in top, "once more" in top) == (True, False)
     assert details.startswith(" markdown><summary>1 more headlines</summary>")

@@ -13,7 +13,7 @@ from moiety.errors import MoietyError
 from moiety.experiments import list_recipes, load_recipe
 from moiety.run.folder import read_clients, read_config
 from moiety.seals import write_sealed
-from moiety_recipes.quickstart import quickstart, sentence
+from moiety_recipes.quickstart import quickstart, write_sentence
 
 
 def rows(*metrics: float) -> list[dict[str, object]]:
@@ -35,11 +35,11 @@ LEFT = "left test accuracy at 50.0% (FedAvg and FedAlt alike)"
 )
 def test_the_sentence_stays_true(before, after, change, who):
     text = f"Personal output layers {change} on average over 2 clients; {who}"
-    assert sentence(rows(*before), rows(*after)) == text
+    assert write_sentence(rows(*before), rows(*after)) == text
 
 
 def test_many_hurt_are_cut_short():
-    text = sentence(rows(*[1.0] * 12), rows(*[0.5] * 12))
+    text = write_sentence(rows(*[1.0] * 12), rows(*[0.5] * 12))
     assert text.endswith("12 hurt: c0, c1, c2, c3, c4, c5, c6, c7, c8, c9 and 2 more.")
 
 

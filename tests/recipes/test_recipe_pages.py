@@ -14,7 +14,7 @@ from moiety import MoietyError
 from moiety.cli import main
 from moiety.experiments import CI_NOTICE, SCALES, list_recipes, load_recipe
 from moiety.experiments.plans import describe_plan, plain_fields
-from moiety_recipes import fedpop_holds, fedspa_holds, ffgg_holds, glocal_holds
+from moiety_recipes import fedpop_holds, fedpop_work, fedspa_ablations, fedspa_holds, ffgg_holds, glocal_holds
 
 NOT_THE_PAPERS = {"fedalt-people", "fedalt-labels", "fedalt-roles", "fedalt-numbers"}
 """Recipes whose tasks the paper does not have."""
@@ -53,6 +53,32 @@ def test_what_holds_is_of_recipes_with_sizes_for_the_night_and_of_a_plan(page):
     for name in page.PAPER.titles:
         assert load_recipe(name).night
         assert f"| `{name}` |" in plan
+
+
+@pytest.mark.parametrize("page", [fedpop_holds, fedspa_holds])
+def test_every_headline_has_a_figure(page):
+    """Those of the pages that are there, and those that ``fedpop-work`` and ``fedspa-ablations`` will have."""
+    folder, claims = Path(__file__).parents[2] / "docs/results", []
+    for name in page.PAPER.titles:
+        file = folder / name / "table.json"
+        table = json.loads(file.read_text()) if file.exists() else {"rows": []}
+        claims += [(name, row["row"]) for row in table["rows"] if row.get("headline")]
+    work = [("Table 2", 0), ("Figure 3", -1)]
+    plan = fedpop_work.plan("night")
+    claims += [
+        ("fedpop-work", f"{title}, equal work: FedSOUL beats {other}")
+        for title, at in work
+        for other in plan.methods_of(plan.deals[at])
+        if other != "FedSOUL"
+        if page is fedpop_holds
+    ]
+    claims += [("fedspa-ablations", str(s)) for s in fedspa_ablations.STATEMENTS if page is fedspa_holds]
+    drawings = page.PAPER.drawings.values()
+    for recipe, text in claims:
+        fits = [d for d in drawings if d.recipe == recipe and re.fullmatch(d.pattern, text)]
+        assert len(fits) == 1, text
+    for drawing in drawings:
+        assert any(drawing.recipe == recipe and re.fullmatch(drawing.pattern, text) for recipe, text in claims)
 
 
 @pytest.mark.parametrize("name", ["fedpop-toy", "glocal-fictitious", "glocal-delay", "ffgg-figure1"])

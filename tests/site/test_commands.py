@@ -23,9 +23,10 @@ NOT_RUN = {
     "make demo": "the network: it installs",
     "pip install": "the network: it installs",
     "moiety data fetch": "the network: it downloads",
+    "source ": "a shell of its own: it changes that shell alone",
 }
 """What commands begin with that no test runs, and what they need."""
-COUNTED = {"start.md": 1, "sweeps.md": 1, "data-sets.md": 1}
+COUNTED = {"start.md": 2, "sweeps.md": 1, "data-sets.md": 1}
 """How many of them each page has: none may join them unnoticed."""
 ELSEWHERE = {
     "[track]": ("tests/extras/test_docs_extras.py", "callbacks.md"),
@@ -36,6 +37,7 @@ ELSEWHERE = {
         ("cd trial", "export FLWR", "flower-super", "flwr ", "moiety.deploy.worker"),
         ("tests/deploy/processes/test_deployment_page.py", "test_two_laptops"),
     ),
+    "moiety deploy run": ("tests/deploy/test_attempts.py", '"deploy", "run"'),
     "moiety deploy status": ("tests/deploy/test_deploy_commands.py", '"deploy", "status"'),
     "moiety deploy export": ("tests/deploy/test_deploy_commands.py", '"deploy", "export"'),
 }

@@ -27,7 +27,7 @@ def test_there_and_back(count):
     assert torch.equal(tensors["w"], values)
     assert torch.equal(tensors["b"], whole["b"])
     assert torch.equal(masks["w"], mask)
-    payload = unpack(pack(sparse_pack(whole, {"w": mask}, known=True)))
+    payload = unpack(pack(sparse_pack(whole, {"w": mask}, mask_known=True)))
     assert set(payload) == {"w", "b"}
     assert torch.equal(sparse_unpack(payload, whole, {"w": mask})[0]["w"], values)
 
@@ -46,8 +46,8 @@ def test_bits_or_places_whichever_is_shorter():
 def test_the_bill_is_the_length_of_what_is_packed(count, known):
     values, mask = example(100, count)
     whole = {"w": values, "b": torch.randn(3)}
-    packed = pack(sparse_pack(whole, {"w": mask}, known=known))
-    assert sparse_bytes(whole, count_active({"w": mask}), known=known) == (4 * count + 12, len(packed))
+    packed = pack(sparse_pack(whole, {"w": mask}, mask_known=known))
+    assert sparse_bytes(whole, count_active({"w": mask}), mask_known=known) == (4 * count + 12, len(packed))
 
 
 def test_the_codec_loses_nothing_and_sends_what_is_shorter():

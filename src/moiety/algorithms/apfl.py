@@ -40,9 +40,9 @@ Deviations from the paper:
    and of g, before any factor), schedules, other weightings and server optimisers. A client whose update is not finite
    is left out of the round.
 7. Running statistics of BatchNorm, which the paper does not have: those of w move with the passes of w, the client's
-   own with those of the mixture. Where they are shared they are mixed like parameters, twice: what v keeps begins each
-   pass at alpha v + (1 - alpha) w, and is mixed with w once more where the client predicts, so it lies nearer to w's
-   than alpha says. With alpha 0 a client has FedAvg's.
+   own with those of the mixture. Where they are shared they are mixed like parameters, but twice: each pass begins at
+   alpha v + (1 - alpha) w, and the result is mixed with w once more when the client predicts. So they lie nearer to
+   those of w than alpha says. With alpha 0 a client has FedAvg's.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ Reduces to plain SGD with one client. It is ``glocal_sgd`` with nothing personal
 
 Deviations from the paper:
 
-1. Clients send gradients, not examples: their sum over one example of each client is one step. The paper's program
-   (Vowpal Wabbit) may have stepped after every example; it does not say.
+1. Clients send gradients, not examples: the sum of the gradients on one example of each client is one step. The paper's
+   program (Vowpal Wabbit) may have stepped after every example; it does not say.
 2. A stream is a walk through the client's own rows in passes, each in a fresh order.
 3. An aggregator that is given to ``fit`` replaces the sum. Shared running statistics stay as they were.
 """
@@ -41,6 +41,7 @@ def central(*, shared: float | Online, weighting: str = "uniform") -> Algorithm:
         model = work.compose(w, state.personal)
         batches = list(work.batches("online"))
         gradient, loss, buffers = gradient_at(work, model, work.shared, batches)
+        # grad l_{i,t}(w_t), which the server sums: w_{t+1} = P_D(w_t - eta sum_i lambda_i grad l_{i,t}(w_t))
         upload = server.describe(work, model, complete_gradient(gradient, w), batches)
         statistics = {n: buffers.get(n, p) for n, p in state.personal.items()}
         return ClientUpdate(upload, weight(work), {"loss": loss}), Personal(statistics)

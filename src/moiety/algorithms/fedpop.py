@@ -192,17 +192,20 @@ def fedpop(
         start = torch.where(state.chain != NEW, to_vector(last), first)
         model = work.compose(phi, from_vector(start, last))
         # Lines 6-8: Z^(i,m+1) ~ Q_gamma(Z^(i,m), .)
-        how: dict[str, Any] = {"log_prior": partial(population.log_density, beta), "tuning": state.tuning or None}
-        how |= {"loss_weight": likelihood.weigh(work, received, "sample"), "factor": (1 + work.round) ** -step_decay}
-        # With minibatches the phase itself is longer, by the steps of the burn-in.
-        passes = 1 + burn_in if anew and not minibatches else 1
-        return walk(work, kernel, model, start, "sample", passes=passes, keep=keep, tune_all=tune_all, **how)
+        run = partial(walk, work, kernel, model, start, "sample", keep=keep, tune_all=tune_all)
+        return run(
+            log_prior=partial(population.log_density, beta),
+            loss_weight=likelihood.weigh(work, received, "sample"),
+            tuning=state.tuning or None,
+            factor=(1 + work.round) ** -step_decay,
+            passes=1 + burn_in if anew and not minibatches else 1,  # with minibatches the phase itself is longer
+        )
 
-    def keep_walk(piece: Walk, state: Client, *, every: int) -> tuple[list[Params], Client]:
+    def keep_walk(path: Walk, state: Client, *, every: int) -> tuple[list[Params], Client]:
         """The samples, which are every ``every``-th point of the chain, and the state that holds them."""
-        points = (tree.unstack(state.samples, samples) + piece.points[every - 1 :: every])[-samples:]
-        chain = torch.where(piece.diverges, LOST, WELL).to(state.chain.dtype)
-        return points, _keep_samples(points, state)._replace(tuning=piece.tuning or (), chain=chain)
+        points = (tree.unstack(state.samples, samples) + path.points[every - 1 :: every])[-samples:]
+        chain = torch.where(path.diverges, LOST, WELL).to(state.chain.dtype)
+        return points, _keep_samples(points, state)._replace(tuning=path.tuning or (), chain=chain)
 
     def shared_gradient(work: Work, model: Params, points: list[Params], weight: Factor) -> Params:
         """Line 10: J^(i), the mean over samples of grad_phi log p(D_i | Z, phi); with its share of log p(phi)."""
@@ -233,15 +236,17 @@ def fedpop(
         return work.gradient(objective, beta)[0]
 
     def client_update(work: Work, received: Params, state: Client) -> tuple[ClientUpdate, Client]:
-        piece = chain(work, received, state, anew=not stateful, keep=steps, tune_all=True)
-        points, after = keep_walk(piece, state, every=thinning)
+        # Lines 3-8: Z^(i,1:M), the posterior's draws
+        path = chain(work, received, state, anew=not stateful, keep=steps, tune_all=True)
+        points, after = keep_walk(path, state, every=thinning)
         phi, beta = _split_received(received)
+        # Lines 10-11: eta^(2) J^(i)
         eta, rate = (lr * work.scale * b for lr in (shared_sgd.lr, prior_rate))
         log_noise = received[NOISE] if likelihood.learns else None
         size = eta if log_noise is None else eta * (2 * log_noise).exp()  # in units of squared errors
         upload = {name: torch.zeros_like(p) for name, p in phi.items()}  # of buffers, which do not move
-        upload |= shared_change(work, piece.model, points, likelihood.weigh(work, received, "sample"), size)
-        if learn_prior:
+        upload |= shared_change(work, path.model, points, likelihood.weigh(work, received, "sample"), size)
+        if learn_prior:  # line 9: eta^(1) I^(i)
             gradient = prior_gradient(work, beta, points)
             if natural:
                 gradient, rate = population.precondition(beta, gradient), work.scale  # type: ignore[misc]
@@ -249,17 +254,16 @@ def fedpop(
         if averaged:
             upload[STEP] = population.centre(beta).new_full((), work.scale)
         if log_noise is not None:
-            upload |= describe_errors(work, piece.model, points, "shared", log_noise)
-        update = ClientUpdate(upload, torch.ones_like(work.examples), {"loss": piece.loss})
-        return update, after if stateful else state
+            upload |= describe_errors(work, path.model, points, "shared", log_noise)
+        return ClientUpdate(upload, torch.ones_like(work.examples), {"loss": path.loss}), after if stateful else state
 
     def adapt(work: Work, received: Params, state: Client) -> Client:
-        piece = chain(work, serve(received), state, anew=True, keep=steps, tune_all=False)
-        return keep_walk(piece, state, every=thinning)[1]
+        path = chain(work, serve(received), state, anew=True, keep=steps, tune_all=False)
+        return keep_walk(path, state, every=thinning)[1]
 
     def continue_chain(work: Work, received: Params, state: Client) -> tuple[Params, Client]:
-        piece = chain(work, serve(received), state, anew=False, keep=None, tune_all=False)
-        return tree.stack(piece.points), keep_walk(piece, state, every=1)[1]
+        path = chain(work, serve(received), state, anew=False, keep=None, tune_all=False)
+        return tree.stack(path.points), keep_walk(path, state, every=1)[1]
 
     def serve(received: Params) -> Params:
         """What models are made with: the newest iterates, or the averaged ones."""
@@ -308,11 +312,8 @@ def fedpop(
         beta = add_prefix(population.init(to_vector(personal)), PRIOR)
         one = to_vector(personal).new_zeros(())
         down = {**shared, **beta, **({NOISE: one} if likelihood.learns else {})}
-        up = {
-            **shared,
-            **(beta if learn_prior else {}),
-            **({SQUARES: one, ERRORS: one} if likelihood.learns else {}),
-        }
+        up = {**shared, **(beta if learn_prior else {})}
+        up |= {SQUARES: one, ERRORS: one} if likelihood.learns else {}
         return ({**down, **add_prefix(down, MEAN)}, {**up, STEP: one}) if averaged else (down, up)
 
     def take_draws(received: Params, state: Client) -> Params:
@@ -333,9 +334,8 @@ def fedpop(
         return Client(draws, vector.new_full((), NEW, dtype=torch.uint8), begin_tuning(kernel, vector) or ())
 
     def for_loss(loss: Any) -> Algorithm | None:
-        return (
-            fedpop(**{**inputs, "noise": LEARNED}) if loss == "mse" and noise is None and loss_weight is None else None
-        )
+        learns = loss == "mse" and noise is None and loss_weight is None
+        return fedpop(**{**inputs, "noise": LEARNED}) if learns else None
 
     steps = samples * thinning
     turn = steps + turn_burn_in

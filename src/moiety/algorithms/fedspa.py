@@ -16,11 +16,11 @@ Deviations from the paper:
 
 1. A client sends w_{k,t,N} - w_{k,t,0}, which is -U_{k,t}, so that the server may use any optimiser; the default, SGD
    of learning rate 1, is line 11.
-2. The server broadcasts w_t and the client masks it (line 9). Arithmetic and bill are those of a server that masks: the
-   ledger counts what Algorithm 1 sends (see ``docs/algorithms/fedspa.md``).
-3. The volume is exact: density times all that is shared, dense parameters (and running statistics, where these are
-   shared) included, which gives the bytes of the paper's Table 1. How it is rounded stands in ``split/masks.py``. The
-   number of weights to prune in a layer is rounded down.
+2. The server broadcasts w_t and the client masks it (line 9), which gives the same numbers. The ledger counts what
+   Algorithm 1 sends.
+3. The number of active values is exact: density times the number of all shared values, with dense parameters (and
+   running statistics, where these are shared) counted in. This gives the bytes of the paper's Table 1.
+   ``split/masks.py`` says how it is rounded. The number of weights to prune in a layer is rounded down.
 4. Line 8 does not say whether a weight that was just pruned may be recovered at once. It may, as in the rule that the
    paper cites (Evci et al. 2020); ``regrow_pruned=False`` lets it come back only where too few others are dormant.
 5. A client that is onboarded trains once and searches, as in the first round.
@@ -39,7 +39,7 @@ from torch import Tensor
 
 from moiety.errors import SEED, choice, kind, number, whole
 from moiety.local import Optimiser, apply_masks, difference, gradient_at, optimiser_work, select, train
-from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
+from moiety.local.masked import OwnMask, begin_own_mask, mask_densities, masked_model, masked_work, masks_differ
 from moiety.random import uniform
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
@@ -106,20 +106,21 @@ def fedspa(
     by_gradient = search == "dst" and regrow == "gradient"
     weight = client_weights(weighting, shared_optimiser.rows)
 
-    def volumes(params: Params) -> dict[str, int]:
+    def count_weights(params: Params) -> dict[str, int]:
+        """How many weights of each layer are active."""
         return layer_counts(params, density, densities)
 
-    def init_client(shared: Params, personal: Params) -> Masked:
+    def init_client(shared: Params, personal: Params) -> OwnMask:
         """Algorithm 2, lines 1 and 2, and Algorithm 3, lines 1 and 2: the same seed for all."""
-        return begin_masked(shared, personal, draw_common_masks(shared, volumes(shared), seed))
+        return begin_own_mask(shared, personal, draw_common_masks(shared, count_weights(shared), seed))
 
-    def own_mask(key: Tensor, w: Params, state: Masked) -> Params:
+    def own_mask(key: Tensor, w: Params, state: OwnMask) -> Params:
         """m_{k,t}: the client's; the first is the common one, or where masks differ drawn with the client's key."""
         if masks == "same":
             return state.mask
-        return select(state.asked, state.mask, draw_masks(key, w, volumes(w), "mask", seed))
+        return select(state.asked, state.mask, draw_masks(key, w, count_weights(w), "mask", seed))
 
-    def first_mask(key: Tensor, w: Params, state: Masked) -> Masked:
+    def first_mask(key: Tensor, w: Params, state: OwnMask) -> OwnMask:
         return state if bool(state.asked) else state._replace(mask=own_mask(key, w, state))
 
     def next_masks(work: Work, mask: Params, model: Params, counts: dict[str, int]) -> Params:
@@ -140,7 +141,7 @@ def fedspa(
             for name, m in mask.items()
         }
 
-    def client_update(work: Work, w: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
+    def client_update(work: Work, w: Params, state: OwnMask) -> tuple[ClientUpdate, OwnMask]:
         mask = own_mask(work.key, w, state)
         start = apply_masks(w, mask)  # 9: w_{k,t,0} = m_{k,t} * w_t: the server's weights, dense under any mask
         # 13 to 16: w_{k,t,tau+1} = w_{k,t,tau} - eta m_{k,t} * g_{k,t,tau}
@@ -148,21 +149,22 @@ def fedspa(
         model, loss = train(masked_work(work, mask), model, work.batches("local"), {work.shared: shared_optimiser})
         w_k, statistics = work.parts(model)
         change = difference(w_k, start)  # 17: -U_{k,t}
-        new = next_masks(work, mask, model, volumes(w))  # 18
-        info = {"loss": loss, "new_mask": masks_differ(state, mask, new)}
-        return ClientUpdate(change, weight(work), info), Masked(statistics, new, torch.ones_like(state.asked))  # 19
+        next_mask = next_masks(work, mask, model, count_weights(w))  # 18
+        info = {"loss": loss, "new_mask": masks_differ(state, mask, next_mask)}
+        after = OwnMask(statistics, next_mask, torch.ones_like(state.asked))
+        return ClientUpdate(change, weight(work), info), after  # 19
 
-    def down(w: Params, state: Masked) -> tuple[int, int]:
+    def down(w: Params, state: OwnMask) -> tuple[int, int]:
         """Line 9: the client found its mask itself, so it is told one only when it is first asked."""
-        return sparse_bytes(w, volumes(w), known=bool(state.asked))
+        return sparse_bytes(w, count_weights(w), mask_known=bool(state.asked))
 
     def up(update: ClientUpdate) -> tuple[int, int]:
         """Line 19: with the next mask where it is a new one."""
-        return sparse_bytes(update.upload, volumes(update.upload), known=not update.info["new_mask"])
+        return sparse_bytes(update.upload, count_weights(update.upload), mask_known=not update.info["new_mask"])
 
     def new_mask(update: ClientUpdate) -> int:
         """What the next mask adds to that."""
-        return up(update)[1] - sparse_bytes(update.upload, volumes(update.upload), known=True)[1]
+        return up(update)[1] - sparse_bytes(update.upload, count_weights(update.upload), mask_known=True)[1]
 
     search_phase = replace(shared_optimiser, epochs=None, steps=1).phase._replace(search=True)
     return assemble(

@@ -11,8 +11,8 @@ Reduces to local training from the given model where everything is personal, and
 
 Deviations from the paper:
 
-1. The paper finetunes every client once, after training. Here a round does it for the clients of its cohort, and one
-   that is asked again goes on from where it was; one round with all clients is the paper's.
+1. The paper finetunes every client once, after training. Here a round does it for the clients of its cohort, and a
+   client that is asked again continues from its last values. One round with all clients is the paper's step.
 2. Options the paper does not use here, all off by default: momentum, weight decay, clipping (which appendix B.3 has for
    training), schedules, a random start (as after FFGG, whose clients keep nothing).
 3. A client whose result is not finite keeps the state that it had.

@@ -47,6 +47,7 @@ def independent(*, personal: float | Online) -> Algorithm:
         def step(now: tuple[Params, Params], batch: Batch) -> tuple[tuple[Params, Params], Tensor]:
             model, squares = now
             gradient, loss, buffers = gradient_at(work, model, work.personal, [batch])
+            # w_{i,t+1} = P_D(w_{i,t} - eta grad l_{i,t}(w_{i,t}))
             description = descent.describe(work, model, gradient, [batch])
             w_i, new = descent.step({n: model[n] for n in gradient}, description, squares, work.scale)
             return ({**model, **buffers, **w_i}, {**squares, **new}), loss

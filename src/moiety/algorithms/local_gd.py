@@ -14,7 +14,7 @@ Deviations from the paper:
 
 1. A client sends x_m - x instead of x_m, so that the server may use any optimiser; with the default server, SGD of
    learning rate 1, the mean is the paper's in exact arithmetic.
-2. H is the same in all rounds; the paper lets the times of averaging be given freely.
+2. H is the same in all rounds; the paper allows any times of averaging.
 3. Options the paper does not have, all off by default: a cohort, weights by examples, schedules. A client whose update
    is not finite is left out of the round.
 """

@@ -23,10 +23,10 @@ Deviations from the paper:
 4. Options the pseudocode does not have, all off by default: weight decay and clipping of the step on w, schedules (of
    beta alone: alpha is part of the problem that is solved), other weightings than the plain mean, several steps for
    a client's own model. A client whose update is not finite is left out of the round.
-5. Clients keep nothing. Their own models are made where they are evaluated, by ``personal.steps`` steps from the newest
-   shared model on their training data; so are those of clients never seen. The gradient of f_i in w_i, which is over
-   all of the client's data, is there that of one batch of ``batch_size`` examples: with one of at least the size of
-   the client's data it is the paper's.
+5. Clients keep nothing. A client's own model is made when it is evaluated: by ``personal.steps`` steps from the newest
+   shared model, on its training data. Clients never seen do the same. The paper's step uses the gradient on all of the
+   client's data; here a step uses one batch of ``batch_size`` examples. If a batch holds all of the client's data, both
+   are the same.
 6. Running statistics of BatchNorm, which the paper does not have, are those of the passes at w - alpha grad f_i(w), the
    model that predicts.
 """

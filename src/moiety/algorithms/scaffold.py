@@ -16,8 +16,8 @@ the corrections cancel in the mean: gradient descent of rate eta_g eta_l.
 
 Deviations from the paper:
 
-1. |S| of line 17 is the number of updates that were joined: so c stays the mean of all c_i also where each client takes
-   part by chance, or drops out. A codec compresses x alone, for the same reason.
+1. |S| of line 17 is the number of updates that were averaged. So c stays the mean of all c_i, also where clients take
+   part by chance or drop out. A codec compresses x alone, for the same reason.
 2. eta_g is the learning rate of the server's optimiser, 1 by default; other optimisers may be used for x. Line 17 is
    the paper's for c with any of them.
 3. Option I, g_i(x), is the gradient on all of the client's data, an extra pass.
@@ -26,7 +26,7 @@ Deviations from the paper:
 5. Each epoch is shuffled anew; minibatches are drawn without replacement.
 6. Options the pseudocode does not have, off by default: schedules, and weights by examples or batches, with which line
    16 is a weighted mean of both.
-7. Controls of shared running statistics, which no gradient moves, cross as zeros.
+7. Controls of shared running statistics, which no gradient moves, are sent as zeros.
 8. A client whose update is not finite is left out of the round.
 """
 

@@ -20,8 +20,8 @@ Deviations from the paper:
    paper has validation data. Where less of the metric is better it must be at most ``accuracy``.
 2. A coordinate's mean is over the clients of the cohort that still have it ("the intersection of unpruned parameters");
    one that none has stays as it is. Clients send changes, not weights, so that the server may use any optimiser.
-3. Each layer is pruned to the same final density, whose rounding stands in ``split/masks.py``, and no further. What is
-   pruned in a step is rounded down. Pruned weights never come back.
+3. Each layer is pruned to the same final density (``split/masks.py`` says how it is rounded), and no further. The
+   number of weights that a step prunes is rounded down. Pruned weights never come back.
 4. The personal model is m_k times the shared weights, and a client keeps its mask alone. One that was never asked
    has the whole model.
 5. Only the unstructured form; biases and norms are not pruned. The hybrid form also prunes channels, by the scales of
@@ -41,7 +41,7 @@ import torch
 
 from moiety.errors import number
 from moiety.local import Optimiser, apply_masks, difference, drop_prefix, mean_metric, optimiser_work, select, train
-from moiety.local.masked import Masked, begin_masked, mask_densities, masked_model, masked_work, masks_differ
+from moiety.local.masked import OwnMask, begin_own_mask, mask_densities, masked_model, masked_work, masks_differ
 from moiety.server.averaging import assemble, client_weights
 from moiety.spec import recorded
 from moiety.split.masks import check_density, hamming_distance, layer_counts, mask_smallest
@@ -84,9 +84,9 @@ def sub_fedavg(
     number("distance", distance, ">= 0 and <= 1", lambda d: 0 <= d <= 1)
     epochs, weight = shared_optimiser.epochs or 1, client_weights(weighting, shared_optimiser.rows)
 
-    def init_client(shared: Params, personal: Params) -> Masked:
+    def init_client(shared: Params, personal: Params) -> OwnMask:
         names = layer_counts(shared, density, "uniform")
-        return begin_masked(shared, personal, {n: torch.ones_like(shared[n], dtype=torch.bool) for n in names})
+        return begin_own_mask(shared, personal, {n: torch.ones_like(shared[n], dtype=torch.bool) for n in names})
 
     def find_candidate(model: Params, masks: Params, final: dict[str, int]) -> Params:
         """The mask without the smallest r of the active weights of each layer, never below its final number."""
@@ -97,7 +97,7 @@ def sub_fedavg(
             smaller[name] = mask & ~mask_smallest(model[name], mask, count)
         return smaller
 
-    def client_update(work: Work, theta: Params, state: Masked) -> tuple[ClientUpdate, Masked]:
+    def client_update(work: Work, theta: Params, state: OwnMask) -> tuple[ClientUpdate, OwnMask]:
         final = layer_counts(theta, density, "uniform")
         start = apply_masks(theta, state.mask)  # download theta_g * m_k
         sparse, parts = masked_work(work, state.mask), {work.shared: shared_optimiser}
@@ -115,20 +115,20 @@ def sub_fedavg(
         change = apply_masks(difference(theta_k, start), mask)  # upload theta_k * m_k, and m_k
         masks = {MASK + name: m.byte() for name, m in mask.items()}
         info = {"loss": loss, "new_mask": masks_differ(state, mask, state.mask)}
-        return ClientUpdate(change | masks, weight(work), info), Masked(statistics, mask, torch.ones_like(state.asked))
+        return ClientUpdate(change | masks, weight(work), info), OwnMask(statistics, mask, torch.ones_like(state.asked))
 
     def layout(shared: Params, personal: Params) -> tuple[Params, Params]:
         names = layer_counts(shared, density, "uniform")
         return shared, shared | {MASK + name: torch.zeros_like(shared[name], dtype=torch.uint8) for name in names}
 
-    def down(received: Params, state: Masked) -> tuple[int, int]:
+    def down(received: Params, state: OwnMask) -> tuple[int, int]:
         # All have the whole model at first; later the client knows its mask, which it found itself.
-        return sparse_bytes(received, count_active(state.mask), known=True)
+        return sparse_bytes(received, count_active(state.mask), mask_known=True)
 
     def up(update: ClientUpdate) -> tuple[int, int]:
         weights = drop_prefix(update.upload, MASK)
         masks = {name: update.upload[MASK + name] for name in weights if MASK + name in update.upload}
-        return sparse_bytes(weights, count_active(masks), known=not update.info["new_mask"])
+        return sparse_bytes(weights, count_active(masks), mask_known=not update.info["new_mask"])
 
     phases = {"first": replace(shared_optimiser, epochs=1).phase}
     phases |= {"rest": replace(shared_optimiser, epochs=epochs - 1).phase} if epochs > 1 else {}
@@ -144,7 +144,7 @@ def sub_fedavg(
         wire=Wire(
             layout,
             Traffic(down, up),
-            masked_packing(lambda key, theta, known: known.mask, tell_first=False, with_masks=MASK),
+            masked_packing(lambda key, theta, facts: facts.mask, tell_first=False, with_masks=MASK),
         ),
         sparsity=Sparsity(mask_densities),
     )

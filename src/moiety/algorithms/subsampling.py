@@ -61,7 +61,7 @@ def subsampling(
 
     def sample(work: Work, change: Params) -> Params:
         """The change times a mask of this client and this round."""
-        d, k = sent_count(change, density)
+        d, k = count_sent(change, density)
         mask = mask_highest(uniform(work.key, (d,), work.turn, "subsampling"), k)
         floats = take_floats(change)
         masks = from_vector(mask, {n: torch.empty_like(p, dtype=torch.bool) for n, p in floats.items()})
@@ -79,7 +79,7 @@ def subsampling(
         layout = {name: p for name, p in update.upload.items() if name not in floats}
         if floats:
             wide = max(floats.values(), key=torch.Tensor.element_size)
-            layout[VALUES] = wide.new_empty(sent_count(update.upload, density)[1], device="meta")
+            layout[VALUES] = wide.new_empty(count_sent(update.upload, density)[1], device="meta")
         return value_bytes(layout), payload_bytes(layout | {SEED: torch.zeros(1, dtype=torch.int64)})
 
     return assemble(
@@ -93,10 +93,10 @@ def subsampling(
     )
 
 
-def sent_count(change: Params, density: float) -> tuple[int, int]:
+def count_sent(change: Params, density: float) -> tuple[int, int]:
     """d, the floating-point numbers of an upload, and k, how many of them are sent.
 
-    >>> sent_count({"a": torch.zeros(3, 3), "b": torch.zeros(4)}, 0.5)
+    >>> count_sent({"a": torch.zeros(3, 3), "b": torch.zeros(4)}, 0.5)
     (13, 7)
     """
     d = sum(p.numel() for p in take_floats(change).values())

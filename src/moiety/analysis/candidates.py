@@ -175,15 +175,15 @@ def list_candidates(
         candidates.append(_read_own(name, entry, at))
     names = list(splits)
     for name in names[:TWICE]:
-        both = [_alternate(name, splits[name], at), _train_at_once(name, splits[name], at)]
-        candidates += both[::-1] if simultaneous_first else both
+        pair = [_alternate(name, splits[name], at), _train_at_once(name, splits[name], at)]
+        candidates += pair[::-1] if simultaneous_first else pair
     build_ditto: Build = lambda rate, shared: ditto(personal=at(rate, pull=PULL), form="finetune")  # noqa: E731
     candidates += [
         Candidate(ALONE, "Each client alone", lambda rate, shared: local_only(personal=at(rate)), whole, local=True),
         Candidate("Ditto", "A model for each client, kept near the shared one (Ditto),", build_ditto),
     ]
-    few = median(data.sizes("train").tolist()) <= FEW_ROWS
-    if few and loss in ("cross_entropy", "mse") and "output layer" in splits:
+    has_few_rows = median(data.sizes("train").tolist()) <= FEW_ROWS
+    if has_few_rows and loss in ("cross_entropy", "mse") and "output layer" in splits:
         candidates.append(_sample(splits["output layer"]))
     candidates += [_alternate(name, splits[name], at) for name in names[TWICE:]]
     every = [each.name for each in candidates]

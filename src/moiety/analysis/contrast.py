@@ -64,7 +64,7 @@ def contrast(new: Sequence[Rows], old: Sequence[Rows], *, higher_is_better: bool
     tables = [changes(column(a), column(b), higher_is_better=higher_is_better) for a, b in zip(new, old, strict=True)]
     clients = [client for client in tables[0] if all(client in table for table in tables)]
     must(len(clients) > 1, "rows", "those of at least two clients with test rows on both sides", len(clients))
-    weights = _weights(new[0], clients)
+    weights = _weigh_clients(new[0], clients)
     gains = np.array([[table[client] for client in clients] for table in tables])
     each, by_client = gains @ weights, gains.mean(0)
     mean, count, seeds = float(each.mean()), len(clients), len(tables)
@@ -77,7 +77,7 @@ def contrast(new: Sequence[Rows], old: Sequence[Rows], *, higher_is_better: bool
     return Contrast(mean, mean - half, mean + half, dict(zip(clients, by_client.tolist(), strict=True)), seeds, level)
 
 
-def _weights(rows: Rows, clients: Sequence[str]) -> np.ndarray:
+def _weigh_clients(rows: Rows, clients: Sequence[str]) -> np.ndarray:
     """How much each client counts, adding up to 1."""
     counts = {str(row["client"]): float(row.get("weight", row["n_test"])) for row in rows}
     weights = np.array([counts[client] for client in clients])
@@ -99,7 +99,7 @@ def describe_clients(
     clients = list(gains)
     must(len(clients) > 1, "rows", "those of at least two clients with rows on both sides", len(clients))
     values, gain = np.array([metric[c] for c in clients]), np.array([gains[c] for c in clients])
-    weights = _weights(rows, clients)
+    weights = _weigh_clients(rows, clients)
     measures: dict[str, Callable[[np.ndarray], float]] = {
         "mean": lambda at: float(np.average(values[at], weights=weights[at])),
         "worst_decile": lambda at: worst_decile(values[at], higher_is_better=higher_is_better),

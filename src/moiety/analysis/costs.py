@@ -59,6 +59,16 @@ def memory_rows(
     Returns:
         Rows with ``row``, numbers of ``shared`` and ``personal`` parameters, ``backprop`` and ``bytes`` in bytes,
         ``megabytes`` (10^6 bytes), and ``saving``: the share of full personalisation's bytes that is not needed.
+
+    >>> import torch
+    >>> import moiety as mo
+    >>> model = mo.models.mlp(4, 2, hidden=(3,), seed=0)
+    >>> batch = {"x": torch.zeros(1, 4), "y": torch.zeros(1, dtype=torch.long)}
+    >>> for row in memory_rows(model, {"output layer": mo.split.output_layer(model)}, batch):
+    ...     print(row["row"], row["shared"], row["personal"])
+    no personalisation 23 0
+    output layer 15 8
+    full personalisation 23 23
     """
     rows = len(next(iter(batch.values())))
     must(rows == 1, "batch", "one row", f"{rows} rows", "The estimate is for batch size 1.")
@@ -107,6 +117,12 @@ def sparse_memory(
         ``dense``, what FedAvg needs; ``sparse``, what Huang et al. (2022) mean: active values, and masks of one bit a
         number; ``held``, what this implementation has: dense tensors, the mask once more as wide as the weights, and
         the masks before and after the search, a byte a number each.
+
+    >>> import torch
+    >>> import moiety as mo
+    >>> batch = {"x": torch.zeros(1, 4), "y": torch.zeros(1, dtype=torch.long)}
+    >>> sparse_memory(mo.models.mlp(4, 2, hidden=(3,), seed=0), batch, density=0.5)
+    {'dense': 324, 'sparse': 195, 'held': 432}
     """
     whole = tasks.from_module(model, loss=loss, inputs=inputs)
     backprop = tasks.backprop_bytes(whole, batch, [name for name in whole.init if name not in whole.buffers])
@@ -147,6 +163,11 @@ def bytes_of_run(
 
     Returns:
         ``down``, ``up`` and ``total``.
+
+    >>> import moiety as mo
+    >>> model = mo.models.linear(4, 2)  # ten parameters of four bytes
+    >>> bytes_of_run(model, rounds=10, clients=5)
+    {'down': 2000, 'up': 2000, 'total': 4000}
     """
     for name, value in (("rounds", rounds), ("clients", clients)):
         whole(name, value, 1)
@@ -175,7 +196,7 @@ def flops_of_run(
 
     Args:
         model: the shared model.
-        example: an input of one row.
+        example: an input of one row, with its first axis: ``[1, ...]``.
         rounds: the number of rounds.
         clients: the number of clients in a round.
         epochs: passes over a client's examples in a round.
@@ -186,6 +207,12 @@ def flops_of_run(
 
     Returns:
         ``training``, ``search`` and ``total``.
+
+    >>> import torch
+    >>> import moiety as mo
+    >>> model = mo.models.linear(4, 2)
+    >>> flops_of_run(model, torch.zeros(1, 4), rounds=10, clients=5, epochs=1, examples=20)["total"]
+    48000.0
     """
     params = dict(model.named_parameters())
     active = layer_counts(params, density, densities)

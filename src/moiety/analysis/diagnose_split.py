@@ -97,14 +97,14 @@ class Diagnosis:
     @property
     def best(self) -> SplitRow | None:
         """The split with the best validation metric; of equals, the one with fewest personal parameters."""
-        return self._best(self.splits)
+        return self._find_best(self.splits)
 
     @property
     def best_that_shares(self) -> SplitRow | None:
         """The same among those that leave the shared part something to learn."""
-        return self._best([s for s in self.splits if s.verdict != LESS])
+        return self._find_best([s for s in self.splits if s.verdict != LESS])
 
-    def _best(self, splits: Sequence[SplitRow]) -> SplitRow | None:
+    def _find_best(self, splits: Sequence[SplitRow]) -> SplitRow | None:
         sign = 1 if self.higher_is_better else -1
         rows = [s for s in splits if s.metric is not None and math.isfinite(s.metric)]
         return max(rows, key=lambda s: (sign * float(s.metric or 0.0), -s.personal), default=None)
@@ -140,19 +140,19 @@ class Diagnosis:
 
     def markdown(self) -> str:
         """The table as Markdown."""
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self._cells()]
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self._format_cells()]
         lines.insert(1, "|" + "|".join(":---" if key in ("split", "verdict") else "---:" for key in COLUMNS) + "|")
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(*self._cells(), strict=True)]
+        widths = [max(map(len, column)) for column in zip(*self._format_cells(), strict=True)]
         lines = []
-        for row in self._cells():
+        for row in self._format_cells():
             numbers = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
             lines.append("  ".join([row[0].ljust(widths[0]), *numbers, row[-1]]))
         return "\n".join([*lines, "", textwrap.fill(self.sentence, 100)])
 
-    def _cells(self) -> list[list[str]]:
+    def _format_cells(self) -> list[list[str]]:
         """The table with its headings, as texts."""
         return [list(COLUMNS.values()), *([_format_cell(row[key]) for key in COLUMNS] for row in self.rows)]
 
@@ -255,7 +255,7 @@ class Method(NamedTuple):
     clients: int
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """The measurements of one client: F_m, three norms, its loss after finetuning, and its state."""
 
     operator: Params
@@ -279,13 +279,13 @@ def make_measure(solver: Solver, random_start: int | str | None) -> ClientCall:
         gradient, value, _ = work.gradient(objective, {n: model[n] for n in (*work.shared, *work.personal)})
         return {n: gradient[n] for n in work.shared}, {n: gradient[n] for n in work.personal}, value
 
-    def measure(work: Work, received: Params, state: Tree) -> Measured:
+    def measure(work: Work, received: Params, state: Tree) -> Measurement:
         start = work.compose(received, draw_start(work, state.personal, random_start))
         shared, personal, _ = gradients(work, start)
         model, _ = solver.solve(work, start, work.batches("personal"))
         operator, rest, value = gradients(work, model)
         after = state._replace(personal=work.parts(model)[1])
-        return Measured(operator, _norm(shared), _norm(personal), _norm(rest), value.double(), after)
+        return Measurement(operator, _norm(shared), _norm(personal), _norm(rest), value.double(), after)
 
     return measure
 
@@ -299,7 +299,7 @@ def _diagnose(name: str, problem: Problem, algorithm: Algorithm, method: Method)
     """The row of one split: at theta as it is in the model, then along FFGG."""
     functions = {
         "measure": ClientFunction(make_measure(method.solver, method.random_start), ("personal", "whole")),
-        "score": score_function(algorithm),
+        "score": score_function(algorithm.personal_model),
     }
     engine = make_engine("sequential", problem, functions, None)
     phases = {"personal": method.solver.phase, "whole": Phase(1, None, WHOLE, False)}
@@ -309,7 +309,7 @@ def _diagnose(name: str, problem: Problem, algorithm: Algorithm, method: Method)
     for t in range(method.rounds + 1):
         states = [problem.first_state(algorithm)] * len(sample)
         jobs = problem.make_jobs(phases, sample, states, "diagnose", t, part="train")
-        results: Sequence[Measured] = engine.map("measure", jobs, received, RoundInfo(t, scale=1.0))
+        results: Sequence[Measurement] = engine.map("measure", jobs, received, RoundInfo(t, scale=1.0))
         _check_finite(problem, sample, results, name)
         # Algorithm 1, line 7, with all sampled clients for the cohort
         mean = {n: torch.stack([s.operator[n] for s in results]).mean(0) for n in names}
@@ -325,14 +325,14 @@ def _diagnose(name: str, problem: Problem, algorithm: Algorithm, method: Method)
     return SplitRow(name, counts["personal"], counts["shared"], **rest)
 
 
-def _check_finite(problem: Problem, sample: np.ndarray, results: Sequence[Measured], name: str) -> None:
+def _check_finite(problem: Problem, sample: np.ndarray, results: Sequence[Measurement], name: str) -> None:
     """Raise where finetuning diverged: a gradient that is not finite must not count as one near 0."""
     odd = [str(problem.data.ids[int(c)]) for c, s in zip(sample, results, strict=True) if not tree.is_finite(s[:-1])]
     hint = "Use smaller steps, of it or (along a run) of lr."
     must(not odd, "solver", "one that stays finite", f"numbers that are not (split {name}, client {odd[:1]})", hint)
 
 
-def _summarise(results: Sequence[Measured], mean: Params) -> dict[str, float | None]:
+def _summarise(results: Sequence[Measurement], mean: Params) -> dict[str, float | None]:
     columns = ([_norm(s.operator), s.before, s.inner_after, s.inner_before] for s in results)
     norms = np.array([[float(x) for x in row] for row in columns])
     f, before, after, start = norms.T
@@ -353,7 +353,7 @@ def _ratio(after: np.ndarray, before: np.ndarray) -> np.ndarray:
 
 
 def _score(
-    problem: Problem, engine: Engine, received: Params, sample: np.ndarray, results: Sequence[Measured]
+    problem: Problem, engine: Engine, received: Params, sample: np.ndarray, results: Sequence[Measurement]
 ) -> float | None:
     """The metric of the finetuned models on validation rows; None where there are none."""
     positions = np.flatnonzero(problem.data.sizes("validation")[sample] > 0)

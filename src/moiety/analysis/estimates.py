@@ -250,9 +250,9 @@ def _iterate(apply: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
         x = x / x.norm()
         y = apply(x)
         norm = float(y.norm())
-        settled = norm <= best * (1 + tolerance)
+        is_steady = norm <= best * (1 + tolerance)
         best = max(best, norm)
-        if settled:
+        if is_steady:
             break
         x = back(y)
     return best

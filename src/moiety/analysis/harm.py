@@ -72,6 +72,14 @@ def judge_clients(
     Returns:
         Rows with ``client``, ``n_test`` (rows that count), ``change``, its interval (``low``, ``high``), ``hurt`` (the
         metric is worse), ``hurt_beyond_noise`` and ``helped_beyond_noise``. Clients without rows are left out.
+
+    >>> import numpy as np
+    >>> from moiety.evaluation.paired import RowScores
+    >>> loss, weight = np.zeros(6), np.ones(6)  # six test rows, wrong before and right now
+    >>> new, old = (RowScores(loss, np.full(6, right), weight) for right in (1.0, 0.0))
+    >>> row = judge_clients({"ann": new}, {"ann": old})[0]
+    >>> print(row["change"], round(row["low"], 2), row["helped_beyond_noise"])
+    1.0 0.08 True
     """
     from moiety.evaluation.paired import measure_change  # here: lists of recipes do without NumPy
 
@@ -111,7 +119,7 @@ def over_seeds(seeds: Sequence[Rows], *, column: str = "test") -> list[Row]:
 
     ``seeds`` holds the change rows of each seed. ``hurt`` counts the seeds in which the client lost.
     """
-    tables = _by_client(seeds, column)
+    tables = _list_changes_by_client(seeds, column)
     sizes = {str(row["client"]): int(row["n"]) for row in seeds[0]}
     rows = [
         {
@@ -128,7 +136,7 @@ def over_seeds(seeds: Sequence[Rows], *, column: str = "test") -> list[Row]:
     return sorted(rows, key=lambda row: (row["mean"], row["client"]))
 
 
-def _by_client(seeds: Sequence[Rows], column: str) -> dict[str, list[float]]:
+def _list_changes_by_client(seeds: Sequence[Rows], column: str) -> dict[str, list[float]]:
     """Each client's change in every seed, of the clients that have one."""
     choice("column", column, PARTS)
     must(len(seeds) > 0, "seeds", "at least one", "none")
@@ -148,12 +156,12 @@ def hurt_when(seeds: Sequence[Rows], *, column: str = "test") -> dict[str, list[
 
 def share_hurt(seeds: Sequence[Rows], *, column: str = "test", level: float = 0.95) -> Interval:
     """The share of clients that lost, with an interval over seeds."""
-    return interval([fmean(change < 0 for change in one) for one in _by_seed(seeds, column)], level=level)
+    return interval([fmean(change < 0 for change in one) for one in _list_changes_by_seed(seeds, column)], level=level)
 
 
-def _by_seed(seeds: Sequence[Rows], column: str) -> list[list[float]]:
+def _list_changes_by_seed(seeds: Sequence[Rows], column: str) -> list[list[float]]:
     """The changes of all clients that have one, for each seed."""
-    changes = [list(one) for one in zip(*_by_client(seeds, column).values(), strict=True)]
+    changes = [list(one) for one in zip(*_list_changes_by_client(seeds, column).values(), strict=True)]
     must(len(changes) > 0, "seeds", f"ones with a client that has {column} rows", "none")
     return changes
 
@@ -168,7 +176,7 @@ def sweep(values: Mapping[object, Sequence[Rows]], *, column: str = "test", leve
     """
     rows = []
     for value, seeds in values.items():
-        by_seed = _by_seed(seeds, column)
+        by_seed = _list_changes_by_seed(seeds, column)
         average = interval([fmean(one) for one in by_seed], level=level)
         hurt = share_hurt(seeds, column=column, level=level)
         rows.append(

@@ -67,7 +67,7 @@ def differences(
     return rows
 
 
-class Sized(NamedTuple):
+class PersonalPart(NamedTuple):
     """A personal part: how many parameters it has, out of how many, and the runs with it and without."""
 
     personal: int
@@ -77,7 +77,7 @@ class Sized(NamedTuple):
 
 
 def against_parameters(
-    parts: Mapping[str, Sized | tuple[int, int, Seeds, Seeds]],
+    parts: Mapping[str, PersonalPart | tuple[int, int, Seeds, Seeds]],
     *,
     higher_is_better: bool = True,
     weighted: bool = True,
@@ -88,7 +88,7 @@ def against_parameters(
     Rows are those of ``differences``, with ``personal`` and ``total`` numbers of parameters, the ``share`` that is
     personal, and ``boost``: the share of the largest part's gain that this one has (None where that gains nothing).
     """
-    entries = {name: Sized(*part) for name, part in parts.items()}
+    entries = {name: PersonalPart(*part) for name, part in parts.items()}
     pairs = {name: (part.new, part.old) for name, part in entries.items()}
     rows = differences(pairs, higher_is_better=higher_is_better, weighted=weighted, level=level)
     for row in rows:

@@ -1,9 +1,8 @@
 """The commands and their options. What they do is imported when it is asked for."""
 
-from __future__ import annotations
+# No annotations as text (`from __future__ import annotations`): typer would evaluate each four times.
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -146,12 +145,22 @@ def run(
     Exit codes: 0 on success, 2 with one line if the input is wrong, 130 if interrupted.
     """
     must(out != "", "out", "a folder", "nothing")
-    where = None if out is None else Path(out)
     each = read_seeds("seed", seed)
     request = Request(
-        target, tuple(sets or ()), rounds, each[0] if len(each) == 1 else None, engine, workers, scale, seeds, device
+        target=target,
+        sets=tuple(sets or ()),
+        rounds=rounds,
+        seed=each[0] if len(each) == 1 else None,
+        engine=engine,
+        workers=workers,
+        scale=scale,
+        seeds=seeds,
+        device=device,
+        out=None if out is None else Path(out),
+        resume=resume,
+        quiet=quiet,
+        several=each if len(each) > 1 else (),
     )
-    request = replace(request, out=where, resume=resume, quiet=quiet, several=each if len(each) > 1 else ())
     folder: list[Path] = []
     try:
         from moiety.cli.run import run_target
@@ -168,15 +177,7 @@ def run(
 
             (run_seeds if request.several else run_target)(request, on_folder=note_folder)
     except KeyboardInterrupt:
-        raise Interrupted(_how_to_continue(request, folder)) from None
-
-
-def _how_to_continue(request: Request, folders: list[Path]) -> str:
-    from moiety.cli.folders import holds_run
-
-    if not folders or not holds_run(folders[0]):
-        return "interrupted before anything was written"
-    return f"interrupted; continue with: {request.resume_command(folders[0])}"
+        raise Interrupted(request.tell_how_to_continue(folder)) from None
 
 
 _FILE = typer.Argument(metavar="FILE.toml", help="A configuration file, as for moiety run.")

@@ -1,6 +1,6 @@
 """The commands of ``moiety data`` and their options."""
 
-from __future__ import annotations
+# No annotations as text (`from __future__ import annotations`): typer would evaluate each four times.
 
 from pathlib import Path
 from typing import Annotated

@@ -1,6 +1,6 @@
 """``moiety deploy``: a federation of real devices, through Flower."""
 
-from __future__ import annotations
+# No annotations as text (`from __future__ import annotations`): typer would evaluate each four times.
 
 import importlib.util
 import sys
@@ -101,6 +101,26 @@ def demo(
     _show(*status)
     if out is not None:
         say(f"{out} has everything: try moiety deploy status {out / 'federation'}")
+
+
+@deploy.command(context_settings=_HELP)
+def run(
+    app: Annotated[Path, typer.Argument(metavar="APP", help="The app: a folder of moiety deploy init.")],
+    config: Annotated[
+        str, typer.Option("--run-config", metavar="TEXT", help="As for flwr run: what this run sets anew.")
+    ] = "",
+) -> None:
+    """Train until all rounds are done.
+
+    Calls flwr run. If the run ends early, because a process was killed or the SuperLink was away, it is started again,
+    and continues after its last round. Gives up after seven attempts in a row that bring no new round.
+    """
+    _need_flower()
+    from moiety.cli.output import say
+    from moiety.deploy.attempts import run_until_done
+    from moiety.deploy.commands import read_node_config
+
+    run_until_done(app, read_node_config(config), say)
 
 
 @deploy.command(context_settings=_HELP)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from moiety.errors import SEED, must, whole
 
@@ -13,8 +13,7 @@ class Interrupted(Exception):  # noqa: N818 - to stop is no error
     """The user stopped the work; the message says how to go on."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What ``moiety run`` was asked for."""
 
     target: str
@@ -32,7 +31,15 @@ class Request:
     several: tuple[int, ...] = ()
     """The seeds, where there are several."""
 
-    def resume_command(self, folder: Path) -> str:
+    def tell_how_to_continue(self, folders: list[Path]) -> str:
+        """What an interrupted run says; the first of ``folders`` is the run's, if it had one yet."""
+        from moiety.cli.folders import holds_run
+
+        if not folders or not holds_run(folders[0]):
+            return "interrupted before anything was written"
+        return f"interrupted; continue with: {self._resume_command(folders[0])}"
+
+    def _resume_command(self, folder: Path) -> str:
         """The command line that continues this run in ``folder``."""
         words = ["moiety", "run", self.target]
         for assignment in self.sets:

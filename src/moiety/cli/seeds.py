@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from moiety.cli.compare import read_groups, show_groups
@@ -32,7 +31,7 @@ def run_seeds(request: Request, on_folder: OnFolder) -> None:
     places = [folder / f"seed-{seed}" for seed in request.several]
     for seed, place in zip(request.several, places, strict=True):
         begun = request.resume and holds_run(place)
-        one = replace(request, seed=seed, several=(), out=place, resume=begun)
+        one = request._replace(seed=seed, several=(), out=place, resume=begun)
         run_target(one, on_folder=lambda folder: None)
     if not (request.quiet or staged):
         say()

@@ -1,7 +1,8 @@
-"""One recipe for tables that never meet: each owner gives sums and names, one side adds them up.
+"""One preprocessing recipe for tables whose rows stay with their owners.
 
-What leaves an owner are the names of columns, categories and classes, and for each column counts, sums and squares over
-its training rows. From these follow what ``from_frame`` would fit on all rows together, but for medians.
+Each owner gives the names of columns, categories and classes, and for each column the count, the sum and the squares of
+its training rows; one side adds them up. This determines all that ``from_frame`` would fit on all rows together, except
+medians.
 """
 
 from __future__ import annotations

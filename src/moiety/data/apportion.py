@@ -79,7 +79,7 @@ def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, counts: Ints, 
     order = np.lexsort((generator.random(len(rows)), label, client))
     client, label = client[order], label[order]
     # A cell is the run of rows with one client and one label; its rows lie in random order.
-    first = _begins_run(client) | _begins_run(label)
+    first = _mark_changes(client) | _mark_changes(label)
     cell = np.cumsum(first) - 1
     quota = largest_remainder(np.bincount(cell), client[first], counts, generator)
     return np.asarray(rows[order[position_in_run(cell) < quota[cell]]])
@@ -88,10 +88,10 @@ def draw_stratified(rows: Ints, owner: Ints, labels: Ints | None, counts: Ints, 
 def position_in_run(values: Ints) -> Ints:
     """For each entry of an array of runs, its place within its run."""
     place = np.arange(len(values))
-    return np.asarray(place - np.maximum.accumulate(np.where(_begins_run(values), place, 0)))
+    return np.asarray(place - np.maximum.accumulate(np.where(_mark_changes(values), place, 0)))
 
 
-def _begins_run(values: Ints) -> NDArray[np.bool_]:
+def _mark_changes(values: Ints) -> NDArray[np.bool_]:
     """Whether each entry differs from the one before it; values are not negative."""
     return np.asarray(np.diff(values, prepend=-1) != 0)
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from moiety.data.apportion import assign_parts
 from moiety.data.checks import as_column, check_column_names, check_finite, check_fractions
-from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, Numbered, check_names, describe_array
+from moiety.data.federated import Array, Columns, FederatedData, Ints, Names, NumberNames, check_names, describe_array
 from moiety.errors import SEED, as_array, must, refuse, whole
 from moiety.random import generator
 
@@ -92,8 +92,8 @@ def from_clients(
         _check_alike(key, table, keys[0], tables[0])
     columns = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     owner = np.repeat(np.arange(len(keys)), sizes)
-    numbered = all(key == str(i) for i, key in enumerate(keys))
-    names: Names = Numbered(len(keys)) if numbered else np.array(keys)
+    has_numbers = all(key == str(i) for i, key in enumerate(keys))
+    names: Names = NumberNames(len(keys)) if has_numbers else np.array(keys)
     return make(columns, owner, names, test=test, validation=validation, seed=seed)
 
 
@@ -167,7 +167,7 @@ def as_names(ids: Array) -> Names:
     if ids.dtype.kind == "U":
         return ids
     if np.array_equal(ids, np.arange(len(ids))):
-        return Numbered(len(ids))
+        return NumberNames(len(ids))
     width = max(len(str(ids.min())), len(str(ids.max())))
     return ids.astype(f"<U{width}")
 

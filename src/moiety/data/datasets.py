@@ -182,8 +182,8 @@ def _read_table(
     """The columns of a data set by name."""
     hint = 'Choose one, as in data["train"].'
     must(not isinstance(data, Mapping), "datasets", f"one data set{where}", "one with splits", hint)
-    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    must(sized, "datasets", f"data sets with a length and items{where}", type(data).__name__)
+    has_length = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    must(has_length, "datasets", f"data sets with a length and items{where}", type(data).__name__)
     form = (getattr(data, "format", None) or {}).get("type")
     if hasattr(data, "column_names") and form != "custom":  # a table of Hugging Face; one with a transform has items
         data = data.with_format("numpy") if form is None and hasattr(data, "with_format") else data

@@ -94,7 +94,7 @@ def describe_data(fed: FederatedData) -> Description:
         columns["classes"] = (counts > 0).sum(axis=1).tolist()
         columns["commonest"] = [names[k] for k in counts.argmax(axis=1).tolist()]
         columns["label_drift"] = (np.abs(shares - pooled).sum(axis=1) / 2).tolist()
-    drift = _feature_drift(fed)
+    drift = _measure_drift(fed)
     if drift is not None:
         columns["feature_drift"] = drift.tolist()
     rows = tuple(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
@@ -112,7 +112,7 @@ def _count_labels(fed: FederatedData, y: Array) -> Array:
     return cells.reshape(len(fed), width)
 
 
-def _feature_drift(fed: FederatedData) -> Array | None:
+def _measure_drift(fed: FederatedData) -> Array | None:
     """The largest distance of a client's feature means from those of all, in standard deviations of training rows."""
     x = fed.columns.get("x")
     if x is None or x.dtype.kind != "f" or np.prod(x.shape[1:]) * len(fed) > NUMBERS or x.ndim < 2:
@@ -140,9 +140,9 @@ def _warn(fed: FederatedData, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     single = [f"{row['client']} ({row['commonest']})" for row in rows if row.get("classes") == 1]
     if single and fed.classes != 1:
         texts.append(f"{_count(single, 'client')} of one label alone: {_list(single)}.")
-    untested = [row["client"] for row in rows if row["test"] == 0] if fed.sizes("test").any() else []
-    if untested:
-        texts.append(f"{_count(untested, 'client')} with too few rows to test: {_list(untested)}.")
+    without_test = [row["client"] for row in rows if row["test"] == 0] if fed.sizes("test").any() else []
+    if without_test:
+        texts.append(f"{_count(without_test, 'client')} with too few rows to test: {_list(without_test)}.")
     clients, parts = _count_duplicates(fed)
     if clients:
         texts.append(f"Different rows that several clients have: {clients}.")

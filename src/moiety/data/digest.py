@@ -58,13 +58,13 @@ def digest_data(
         "bounds": _hash(np.ascontiguousarray(bounds, dtype="<i8")),
         "ids": f"0 to {ids - 1}" if isinstance(ids, int) else _hash(ids),
         "columns": {
-            name: _known_digest(column, edges, mapped.get(name)) or digest_column(column, edges)
+            name: _reuse_digest(column, edges, mapped.get(name)) or digest_column(column, edges)
             for name, column in columns.items()
         },
     }
 
 
-def _known_digest(column: Array, edges: Array, file: MappedFile | None) -> Digest | None:
+def _reuse_digest(column: Array, edges: Array, file: MappedFile | None) -> Digest | None:
     """The digest of the file that a column is mapped from, if column, file and blocks are what they were."""
     if file is None or column is not file.column or file.digest["edges"] != _hash(edges):
         return None
@@ -86,7 +86,7 @@ def digest_column(column: Array, edges: Array) -> Digest:
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         block = hashlib.blake2b(digest_size=HASH // 2)
         for at in range(first, last, step):
-            block.update(_bytes(np.ascontiguousarray(column[at : min(at + step, last)], dtype=kind)))
+            block.update(_view_bytes(np.ascontiguousarray(column[at : min(at + step, last)], dtype=kind)))
             release_pages(column)
         blocks.append(block.hexdigest())
     return {"type": kind.str, "shape": list(column.shape), "edges": _hash(edges), "blocks": "".join(blocks)}
@@ -117,8 +117,8 @@ def _read_beside(note: Path, state: list[int], edges: str) -> Digest | None:
         return None
     if fingerprint_of({key: value for key, value in entry.items() if key != "check"}) != entry["check"]:
         return None
-    settled = entry["read"] - max(state[3:], default=0) > SETTLED
-    return entry["digest"] if settled and entry["state"] == state and entry["digest"]["edges"] == edges else None
+    is_old = entry["read"] - max(state[3:], default=0) > SETTLED
+    return entry["digest"] if is_old and entry["state"] == state and entry["digest"]["edges"] == edges else None
 
 
 def _file_state(path: Path) -> list[int]:
@@ -144,13 +144,13 @@ def explain_difference(was: Digest, now: Digest, bounds: Array, ids: Sequence[st
         if (one["type"], one["shape"]) != (other["type"], other["shape"]):
             return f"column {name} of type {other['type']} and shape {other['shape']}"
         if one["blocks"] != other["blocks"]:
-            return f"other values in column {name}{_odd_clients(one, other, bounds, ids)}"
+            return f"other values in column {name}{_name_odd_clients(one, other, bounds, ids)}"
     if was.get("preprocessing") != now.get("preprocessing"):
         return "other names of classes or categories, or another preprocessing"
     return "other clients that training never sees" if was.get("unseen") != now.get("unseen") else ""
 
 
-def _odd_clients(was: Digest, now: Digest, bounds: Array, ids: Sequence[str] | Array) -> str:
+def _name_odd_clients(was: Digest, now: Digest, bounds: Array, ids: Sequence[str] | Array) -> str:
     """The clients of the first block of a column that differs, in words."""
     edges = block_edges(bounds, now["shape"][0])
     blocks = [slice(HASH * i, HASH * (i + 1)) for i in range(len(edges) - 1)]
@@ -177,8 +177,8 @@ def release_pages(column: Array) -> None:
 
 
 def _hash(array: Array) -> str:
-    return hashlib.blake2b(_bytes(array), digest_size=HASH // 2).hexdigest()
+    return hashlib.blake2b(_view_bytes(array), digest_size=HASH // 2).hexdigest()
 
 
-def _bytes(array: Array) -> memoryview:
+def _view_bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data

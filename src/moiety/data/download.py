@@ -80,14 +80,14 @@ class _Downloader:
         options: dict[str, Any] = {"timeout": _TIMEOUT, "headers": {"Accept-Encoding": "identity"}}
         fetch = HTTPDownloader(progressbar=self.bar or False, chunk_size=_CHUNK, **options)
         with open_stream(Path(output_file), private=False) as stream:
-            fetch(url, _Bounded(stream, self.original), pooch)
+            fetch(url, _LimitedStream(stream, self.original), pooch)
         with open(output_file, "rb") as file:
             start = file.read(64).lstrip().lower()
         if start.startswith(_PAGES):
             raise _NotTheFileError("a web page in its place")
 
 
-class _Bounded:
+class _LimitedStream:
     """A file that refuses more bytes than the original may have."""
 
     def __init__(self, stream: io.RawIOBase, original: Original):

@@ -49,10 +49,10 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAMES_SEARCHED = 10_000  # an unknown name is compared with this many: comparing it with all could take minutes
 
 
-class Numbered(Sequence[str]):
+class NumberNames(Sequence[str]):
     """The names "0", "1", ... of clients without names; it stores no text for each.
 
-    >>> names = Numbered(1_000_000)
+    >>> names = NumberNames(1_000_000)
     >>> len(names), names[-1], names.index("41"), "1000000" in names
     (1000000, '999999', 41, False)
     """
@@ -144,12 +144,12 @@ class FederatedData:
         kind("bounds", b, np.ndarray, "int64 [clients, 4]")
         must(b.ndim == 2 and b.shape[1] == 4 and b.dtype == np.int64, "bounds", "int64 [clients, 4]", describe_array(b))
         must(len(b) > 0, "bounds", "of at least one client", "none")
-        ordered = bool((np.diff(b, axis=1) >= 0).all()) and int(b.min()) >= 0 and int(b.max()) <= self.total
-        must(ordered, "bounds", f"ascending within a client and within 0 to {self.total}", "others")
+        in_order = bool((np.diff(b, axis=1) >= 0).all()) and int(b.min()) >= 0 and int(b.max()) <= self.total
+        must(in_order, "bounds", f"ascending within a client and within 0 to {self.total}", "others")
         disjoint = bool((np.sort(b[:, 0])[1:] >= np.sort(b[:, 3])[:-1]).all())
         must(disjoint, "bounds", "such that no row belongs to two clients", "clients whose rows overlap")
         must(len(self.ids) == len(b), "ids", f"one name for each of {len(b)} clients", len(self.ids))
-        if not isinstance(self.ids, Numbered):
+        if not isinstance(self.ids, NumberNames):
             check_names("ids", self.ids)
 
     def __len__(self) -> int:
@@ -275,8 +275,8 @@ class FederatedData:
 
         All columns are read, except those of a folder whose files are as they were when it was opened.
         """
-        named = not isinstance(self.ids, Numbered)
-        ids = np.asarray(self.ids, dtype=np.str_) if named else len(self.ids)
+        has_names = not isinstance(self.ids, NumberNames)
+        ids = np.asarray(self.ids, dtype=np.str_) if has_names else len(self.ids)
         digest = digest_data(self.columns, self.bounds, ids, self.mapped)
         digest |= {"preprocessing": self.preprocessing.digest()} if self.preprocessing else {}
         return digest | ({"unseen": self.unseen.digest()} if self.unseen else {})
@@ -309,19 +309,19 @@ class FederatedData:
         target = Path(folder)
         must(not target.exists(), "folder", "a new one", target, "Remove it first or choose another name.")
         must(target.parent.is_dir(), "folder", "inside a folder that exists", target)
-        named = not isinstance(self.ids, Numbered)
+        has_names = not isinstance(self.ids, NumberNames)
         meta = {
             "columns": list(self.columns),
             "classes": self.classes,
             "spec": {} if self.spec.get("name") == FOLDER else self.spec,  # it lies in another folder now
-            "named": named,
+            "named": has_names,
             "digest": self.digest(),
             "preprocessing": self.preprocessing.as_dict() if self.preprocessing else None,
             "unseen": self.unseen is not None,
         }
         arrays = {_column_file(name): column for name, column in self.columns.items()}
         arrays["bounds.npy"] = self.bounds
-        if named:
+        if has_names:
             arrays["ids.npy"] = np.asarray(self.ids, dtype=np.str_)
         inner = {} if self.unseen is None else {UNSEEN: self.unseen.save}
         write_arrays(target, meta, arrays, inner)
@@ -351,7 +351,7 @@ def open_folder(folder: str | Path, *, read_all: bool = False) -> FederatedData:
     fed = FederatedData(
         columns=columns,
         bounds=bounds,
-        ids=map_array(path, meta, "ids.npy") if meta["named"] else Numbered(len(bounds)),
+        ids=map_array(path, meta, "ids.npy") if meta["named"] else NumberNames(len(bounds)),
         classes=meta["classes"],
         spec=meta["spec"] or {"name": FOLDER, "path": str(path)},
     )

@@ -51,7 +51,7 @@ def fetch(name: str, *, originals: str | Path | None = None, bar: Bar | None = N
     row = rows[0] if originals is not None else next((each for each in rows if not each.by_hand), rows[0])
     folder = target_folder()
     path = folder / row.file
-    if not again and _is_known(path):
+    if not again and _is_known_file(path):
         return path
     make_folder(folder, private=False)
     hint = "Set MOIETY_DATA to another folder, or to nothing for the cache of this user."
@@ -71,7 +71,7 @@ def fetch(name: str, *, originals: str | Path | None = None, bar: Bar | None = N
     return path
 
 
-def _is_known(path: Path) -> bool:
+def _is_known_file(path: Path) -> bool:
     """Whether a file is there, can be read, and is known or was made here."""
     try:
         return path.is_file() and judge_file(path, digest_arrays(read_npz(path))).state != UNKNOWN
@@ -152,5 +152,5 @@ def check() -> Iterator[State]:
             yield State(row, path, None, str(error))
             continue
         record = read_record(path)
-        changed = use.state == UNKNOWN and "sha256" in record and record["sha256"] != checksum_of(path)
-        yield State(row, path, use, f"{path} was changed since it was made. Get it again." if changed else "")
+        was_changed = use.state == UNKNOWN and "sha256" in record and record["sha256"] != checksum_of(path)
+        yield State(row, path, use, f"{path} was changed since it was made. Get it again." if was_changed else "")

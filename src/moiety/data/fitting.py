@@ -104,7 +104,7 @@ class Fitter:
         fill = None
         if self.missing is not None:
             fill = float(np.argmax([labels[label] for label in categories]))
-        return replace(feature, categories=tuple(categories), fill=fill, **self._notes(name))
+        return replace(feature, categories=tuple(categories), fill=fill, **self._note_missing(name))
 
     def _finish_number(self, feature: Feature, k: int) -> Feature:
         assert self.sums is not None  # there is a training row
@@ -122,9 +122,9 @@ class Fitter:
             column = add_sums([column, fills])
         if self.standardise and feature.kind == "number":
             feature = replace(feature, mean=float(column.mean[0]), scale=float(column.scale[0]))
-        return replace(feature, fill=fill, **self._notes(feature.name))
+        return replace(feature, fill=fill, **self._note_missing(feature.name))
 
-    def _notes(self, name: str) -> dict[str, Any]:
+    def _note_missing(self, name: str) -> dict[str, Any]:
         absent = self.absent[name]
         return {"missing": absent, "indicator": self.missing == "indicator" and absent > 0}
 
@@ -179,8 +179,8 @@ def check_texts(table: Table, name: str, labels: Sequence[str], way_out: str) ->
         refuse(f"column {name!r}", "all numbers, or all texts", problem, hint)
     if labels and all("," in label and is_number_text(label.replace(",", ".", 1)) for label in labels):
         problem = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
-        how = 'Write a point (pandas.read_csv has decimal=",")'
-        refuse(f"column {name!r}", "of numbers with a decimal point", problem, f"{how}, or {way_out}.")
+        advice = 'Write a point (pandas.read_csv has decimal=",")'
+        refuse(f"column {name!r}", "of numbers with a decimal point", problem, f"{advice}, or {way_out}.")
     if labels and all(label.endswith("%") and is_number_text(label[:-1]) for label in labels):
         problem = f"{labels[0]!r} at {find_row(table, name, labels[0])}"
         refuse(f"column {name!r}", "of numbers without a sign", problem, f"Write 12.5 and not 12.5%, or {way_out}.")
@@ -204,7 +204,7 @@ def check_spaces(table: Table, name: str, labels: Sequence[str]) -> None:
 
 
 def find_row(table: Table, name: str, label: str | None) -> str:
-    """Where a value first is in a column; without a label, where the first text is that is no number."""
+    """The first row of a column with this label; without a label, the first text that is no number, and its row."""
     for block in table.read([name]):
         for row, value in enumerate(block.columns[name].to_pylist()):
             text = as_label(value)

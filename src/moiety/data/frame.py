@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from moiety.data.checks import check_fractions
 from moiety.data.digest import release_pages
-from moiety.data.federated import TABLE, Array, FederatedData, Ints, Names, Numbered
+from moiety.data.federated import TABLE, Array, FederatedData, Ints, Names, NumberNames
 from moiety.data.fitting import Fitter, check_spaces, check_texts, count_unknown, find_row, read_raw, warn_of_unknown
 from moiety.data.parts import part_at_random, part_by_group, part_by_time
 from moiety.data.preprocess import ENCODINGS, WIDER, Feature, Preprocessing
@@ -195,7 +195,7 @@ class _Split(NamedTuple):
     place: Ints
     bounds: Ints
     names: Names
-    seen: int
+    seen_clients: int
 
 
 class Frame(NamedTuple):
@@ -273,7 +273,7 @@ def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed
     if not trains.all():
         first = str(names[int(np.argmin(trains))])
         refuse("test", "such that every client keeps a training row", f"none for client {first!r}")
-    seen = count
+    seen_clients = count
     if unseen > 0:
         hidden = round(unseen * count)
         constraint = f"a share that comes to some of the {count} clients, and not to all"
@@ -282,19 +282,19 @@ def _place_rows(rows: Rows, *, test: Any, validation: float, unseen: float, seed
         order = np.concatenate([np.delete(np.arange(count), draw), draw])
         rank = np.empty(count, dtype=np.int64)
         rank[order] = np.arange(count)
-        owner, names, seen = rank[owner], np.asarray(names, dtype=np.str_)[order], count - hidden
+        owner, names, seen_clients = rank[owner], np.asarray(names, dtype=np.str_)[order], count - hidden
     key = owner * 3 + part
     sequence = np.argsort(key, kind="stable") if rows.time is None else np.lexsort((rows.time, key))
     place = np.empty(len(owner), dtype=np.int64)
     place[sequence] = np.arange(len(owner))
     ends = np.cumsum(np.bincount(key, minlength=3 * count)).reshape(count, 3)
     bounds = np.column_stack([np.concatenate([[0], ends[:-1, 2]]), ends])
-    return _Split(part, place, bounds, names, seen)
+    return _Split(part, place, bounds, names, seen_clients)
 
 
 def trained_rows(split: _Split) -> Array:
     """Whether each row is a training row of a client that training sees."""
-    return np.asarray((split.part == 0) & (split.place < split.bounds[split.seen - 1, 3]))
+    return np.asarray((split.part == 0) & (split.place < split.bounds[split.seen_clients - 1, 3]))
 
 
 def _fit(frame: Frame, *, missing: str | None, standardise: bool, on_disk: bool | None) -> tuple[Feature, ...]:
@@ -378,12 +378,13 @@ def _put(values: Array, split: _Split) -> Array:
 def _assemble(columns: Mapping[str, Array], split: _Split, recipe: Preprocessing) -> FederatedData:
     """The data of the clients that training sees, with the others as ``unseen``."""
     classes = len(recipe.class_names) or None
-    seen, cut = split.seen, int(split.bounds[split.seen - 1, 3])
+    seen_clients, cut = split.seen_clients, int(split.bounds[split.seen_clients - 1, 3])
     first = {name: column[:cut] for name, column in columns.items()}
-    names = split.names if isinstance(split.names, Numbered) else split.names[:seen]
-    fed = FederatedData(first, split.bounds[:seen], names, classes, preprocessing=recipe)
-    if seen == len(split.bounds):
+    names = split.names if isinstance(split.names, NumberNames) else split.names[:seen_clients]
+    fed = FederatedData(first, split.bounds[:seen_clients], names, classes, preprocessing=recipe)
+    if seen_clients == len(split.bounds):
         return fed
     rest = {name: column[cut:] for name, column in columns.items()}
-    others = FederatedData(rest, split.bounds[seen:] - cut, split.names[seen:], classes, preprocessing=recipe)
+    bounds, names = split.bounds[seen_clients:] - cut, split.names[seen_clients:]
+    others = FederatedData(rest, bounds, names, classes, preprocessing=recipe)
     return replace(fed, unseen=others)

@@ -12,7 +12,7 @@ import numpy as np
 from moiety.data.apportion import draw_stratified, largest_remainder
 from moiety.data.build import Piece, as_names, labels_of, make
 from moiety.data.checks import check_finite, check_fractions
-from moiety.data.federated import FOLDER, TABLE, Columns, FederatedData, Ints, Names, Numbered, open_folder
+from moiety.data.federated import FOLDER, TABLE, Columns, FederatedData, Ints, Names, NumberNames, open_folder
 from moiety.data.partition import PARTITIONS, Partition, deal, iid, natural
 from moiety.data.pool import OWN, Rows, open_rows
 from moiety.data.sources import SOURCES, Source
@@ -76,7 +76,7 @@ def load(
     for key, count in counts.items():
         whole(key, count, 1)
     own_options = _check_source_options(name, options)
-    seeds = {"seed": int(seed)} if "seed" in _parameters(name) else {}
+    seeds = {"seed": int(seed)} if "seed" in _list_source_options(name) else {}
     name, source = open_rows("name", name, **own_options, **seeds)
     for part, columns in {"rows": source.columns, "test rows": source.test or {}}.items():
         for each, values in columns.items():
@@ -149,7 +149,7 @@ def _choose_test_option(name: str, pool: bool, test: Any, per_client: Any, valid
     return {"test": float(share)}
 
 
-def _parameters(name: Rows) -> list[str]:
+def _list_source_options(name: Rows) -> list[str]:
     """The options of the source of that name; rows of your own have none."""
     if not isinstance(name, str):
         return []
@@ -159,7 +159,7 @@ def _parameters(name: Rows) -> list[str]:
 
 def _check_source_options(name: Rows, options: dict[str, Any]) -> dict[str, Any]:
     """The options, after a check that the source knows them and takes their types."""
-    keys, source = _parameters(name), name if isinstance(name, str) else OWN
+    keys, source = _list_source_options(name), name if isinstance(name, str) else OWN
     common = [k for k, p in inspect.signature(load).parameters.items() if p.kind is not p.VAR_KEYWORD]
     for key in options:
         must(key in keys, "data", f"a table of known keys for {source}", key, near(key, keys + common))
@@ -175,7 +175,7 @@ def _assign_owners(
         if clients is None:
             refuse("clients", f"a number for {name} with this partition", "none", "Say how many clients to make.")
         rng = generator(int(seed), "data", "partition")
-        return deal(partition, labels_of(source.columns), rows, int(clients), rng), Numbered(int(clients))
+        return deal(partition, labels_of(source.columns), rows, int(clients), rng), NumberNames(int(clients))
     ids = source.client if partition.ids is None else partition.ids
     if ids is None:
         hint = "Use another partition, or natural(ids)."

@@ -1,4 +1,4 @@
-"""Which rows of a client are for testing and validation: drawn, its last ones in time, or whole groups of rows."""
+"""Which rows of a client are for testing and validation: random ones, its latest, or whole groups of rows."""
 
 from __future__ import annotations
 

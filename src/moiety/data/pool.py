@@ -49,7 +49,7 @@ def _from_federated(fed: FederatedData) -> Source:
     names = np.array([str(name) for name in fed.ids])
     source = Source(columns, fed.classes or _count_classes(columns), client=client, names=names)
     recipe = fed.preprocessing
-    return source if recipe is None else replace(source, finish=lambda dealt: replace(dealt, preprocessing=recipe))
+    return source if recipe is None else replace(source, finish=lambda fed: replace(fed, preprocessing=recipe))
 
 
 def _count_classes(columns: Mapping[str, Array]) -> int:

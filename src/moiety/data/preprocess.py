@@ -99,12 +99,12 @@ class Preprocessing:
                 self._check_range(feature, x[:, at], values, place)
             else:
                 count = len(feature.categories)
-                known = (values >= 0) & (values < count) & (values == np.floor(values))
-                codes = np.where(known, values, count).astype(np.int64)
+                is_known = (values >= 0) & (values < count) & (values == np.floor(values))
+                codes = np.where(is_known, values, count).astype(np.int64)
                 if feature.encoding == "codes":
                     x[:, at] = codes
                 else:
-                    x[np.flatnonzero(known), at + codes[known]] = 1.0
+                    x[np.flatnonzero(is_known), at + codes[is_known]] = 1.0
             if feature.indicator:
                 x[:, flag] = absent
                 flag += 1

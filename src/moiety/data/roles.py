@@ -20,7 +20,7 @@ from moiety.data.values import (
     REMOVE,
     Vocabulary,
     as_label,
-    check_given,
+    check_complete,
     is_number_text,
     read_integers,
     read_numbers,
@@ -36,7 +36,7 @@ MOST_CLASSES = 100
 
 
 class Rows(NamedTuple):
-    """What every row says besides its features: its client, its target, and what orders, groups or weighs it."""
+    """What a table says of each row besides features: client, target, time, group, weight, and if it is for testing."""
 
     owner: Ints
     names: Names
@@ -72,11 +72,11 @@ def read_roles(table: Table, roles: Mapping[str, str], task: str | None) -> Rows
         for name, column in block.columns.items():
             role, place = by_name[name], block.place
             if role in ("client", "group"):
-                check_given(name, column, place)
+                check_complete(name, column, place)
                 values: Array = (clients if role == "client" else groups).encode(column)
             elif role == "target":
                 if labels == "words":
-                    check_given(name, column, place)
+                    check_complete(name, column, place)
                     values = words.encode(column)
                 else:
                     read = read_integers if labels == "integers" else partial(read_numbers, hint=REMOVE)
@@ -84,7 +84,7 @@ def read_roles(table: Table, roles: Mapping[str, str], task: str | None) -> Rows
             elif role == "time":
                 values = read_times(name, column, place)
             elif role == "test":
-                check_given(name, column, place)
+                check_complete(name, column, place)
                 must(pa.types.is_boolean(column.type), f"column {name!r}", "booleans for test", str(column.type))
                 values = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.bool_)
             else:

@@ -11,14 +11,16 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import narwhals as nw
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from moiety.errors import MoietyError, kind, must, refuse
+
+if TYPE_CHECKING:
+    import narwhals as nw
 
 ROWS_AT_ONCE = 65_536
 EARLY = 5
@@ -55,21 +57,25 @@ class Table:
     as_written: frozenset[str] = frozenset()
 
 
-def open_table(data: Any, unused: Callable[[str], bool] = lambda name: False, as_written: Sequence[str] = ()) -> Table:
+def open_table(
+    data: Any, is_unused: Callable[[str], bool] = lambda name: False, as_written: Sequence[str] = ()
+) -> Table:
     """The table that a user names: a data frame, a path, a pattern of paths, or a list of paths.
 
-    Columns that are ``unused`` may hold anything; those of a data frame are not converted, and have the type null.
+    Columns whose name ``is_unused`` may hold anything; those of a data frame are not converted, and have the type null.
     Columns ``as_written`` are read from CSV files as texts: 007 is not 7.
     """
     if isinstance(data, list | tuple) and data and all(isinstance(each, str | os.PathLike) for each in data):
         return _open_files([path for each in data for path in _find_files(each)], as_written)
     if isinstance(data, str | os.PathLike):
         return _open_files(_find_files(data), as_written)
-    return _open_frame(data, unused)
+    return _open_frame(data, is_unused)
 
 
-def _open_frame(data: Any, unused: Callable[[str], bool]) -> Table:
+def _open_frame(data: Any, is_unused: Callable[[str], bool]) -> Table:
     """A data frame, through narwhals: its columns become Arrow arrays, mostly without a copy."""
+    import narwhals as nw  # not above: runs on arrays do without
+
     data = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
     try:
         wrapper = nw.from_native(data, allow_series=False)
@@ -81,7 +87,7 @@ def _open_frame(data: Any, unused: Callable[[str], bool]) -> Table:
         refuse("data", FRAMES, f"{type(data).__name__}", "For arrays use moiety.data.from_arrays.")
     _check_names(frame.columns, "the data frame")
     rows = len(frame)
-    columns = {name: pa.nulls(rows) if unused(name) else _arrow_column(frame, name) for name in frame.columns}
+    columns = {name: pa.nulls(rows) if is_unused(name) else _convert_column(frame, name) for name in frame.columns}
 
     def read(names: Sequence[str]) -> Iterator[Block]:
         for first in range(0, rows, ROWS_AT_ONCE):
@@ -92,7 +98,7 @@ def _open_frame(data: Any, unused: Callable[[str], bool]) -> Table:
     return Table({name: column.type for name, column in columns.items()}, read)
 
 
-def _arrow_column(frame: nw.DataFrame[Any], name: str) -> pa.Array:
+def _convert_column(frame: nw.DataFrame[Any], name: str) -> pa.Array:
     """One column of a data frame; one of values of several types is refused with the row where they change."""
     try:
         column = frame[name].to_arrow()

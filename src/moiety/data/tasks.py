@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from moiety.data.build import Piece, gather
-from moiety.data.federated import Array, Columns, FederatedData, Ints, Numbered
+from moiety.data.federated import Array, Columns, FederatedData, Ints, NumberNames
 from moiety.data.load import standardise
 from moiety.data.pool import Rows, open_rows
 from moiety.errors import SEED, MoietyError, message, must, proper_fraction, whole
@@ -70,7 +70,7 @@ def binary_tasks(
     rows = np.concatenate([zero.ravel(), one.ravel()])
     label = np.repeat([0, 1], clients * sum(sizes))
     columns = {"x": x[rows], "y": label, "task": task[owner]}
-    fed = gather([Piece(columns, np.arange(len(rows)), owner, part)], Numbered(clients), 2)
+    fed = gather([Piece(columns, np.arange(len(rows)), owner, part)], NumberNames(clients), 2)
     return standardise(fed, data.standardise)
 
 

@@ -19,7 +19,7 @@ from moiety import task as tasks
 from moiety.deploy.device import Device
 from moiety.deploy.flower_private import shorten_waits
 from moiety.deploy.letters import blame_letter, read_message, refuse_message, tell_sender, write_record
-from moiety.deploy.mailbox import Mailbox
+from moiety.deploy.mailbox import Mailbox, outlive_trouble
 from moiety.deploy.plan import FLOOR, Plan
 from moiety.deploy.server import serve
 from moiety.deploy.site import name_node
@@ -95,6 +95,7 @@ class App:
         def main(grid: Grid, context: Context) -> None:
             show_log()
             shorten_waits()
+            outlive_trouble(grid)
             plan = read_run_config(self.plan, context.run_config)
             self.run = serve(plan, Mailbox(grid, plan.largest_message))
 

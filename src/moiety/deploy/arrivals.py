@@ -105,7 +105,7 @@ class ArrivalLoop(DeviceLoop):
             node = self.federation.node_of(client)
             (ticket,) = self.federation.mailbox.send("train", [(node, letter)], str(turn), self.federation.plan.ttl)
             self.tickets[ticket] = message
-            self.devices.sent = {client: size}
+            self.devices.down_sizes = {client: size}
             self.count(jobs, received)
 
     def _wait_for_one(self) -> tuple[Message, Arrival | Missing]:

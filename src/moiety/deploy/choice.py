@@ -1,7 +1,7 @@
 """Do no harm on devices: each chooses for itself between its personal model, the shared one and mixtures of both.
 
 A device computes its evidence and its choice, and keeps both to itself. Where ``share_metrics`` is ``per_client``, it
-sends the ten numbers of ``Summary`` once. The server estimates the population from them and tells all devices, as a
+sends the eleven numbers of ``Summary`` once. The server estimates the population from them and tells all devices, as a
 simulation does. Otherwise nothing is sent, and each device tests its candidates by itself.
 """
 
@@ -59,10 +59,11 @@ def read_population(table: Any) -> Population | None:
         return None
     try:
         population = Population.from_dict(table)
-        numbers = [*population.hint, *(n for each in population.candidates for n in _flatten(each))]
+        numbers = [population.default, *population.hint, *(n for each in population.candidates for n in _flatten(each))]
         fits = all(map(math.isfinite, numbers)) and all(
             c.spread > 0 and c.row_variance > 0 for c in population.candidates
         )
+        fits &= population.default in (0.0, *WEIGHTS)
     except (KeyError, TypeError, ValueError, AttributeError):
         fits = False
     must(fits, "population", "finite numbers of candidates", "others")
@@ -89,7 +90,9 @@ def read_summary(table: Any, task: Task) -> Summary | None:
         fits = isinstance(table[name], list) and len(table[name]) == count and all(map(is_small, table[name]))
         must(fits, f"evidence.{name}", f"{count} numbers up to {LARGEST:g}", f"{table[name]!r:.60}")
     must(min(table["variances"]) >= 0, "evidence.variances", ">= 0", min(table["variances"]))
-    rows, hint = table["rows"], table["hint"]
+    rows, hint, validation = table["rows"], table["hint"], table["validation"]
     must(is_whole(rows) and 0 < rows < 1 << 40, "evidence.rows", "a number of rows", f"{rows!r:.40}")
     must(is_small(hint), "evidence.hint", f"a number up to {LARGEST:g}", f"{hint!r:.40}")
-    return Summary(tuple(map(float, table["means"])), tuple(map(float, table["variances"])), int(rows), float(hint))
+    must(validation is None or is_small(validation), "evidence.validation", f"a number up to {LARGEST:g}", "another")
+    means, variances = (tuple(map(float, table[name])) for name in ("means", "variances"))
+    return Summary(means, variances, int(rows), float(hint), None if validation is None else float(validation))

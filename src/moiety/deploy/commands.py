@@ -33,7 +33,7 @@ CONFIG = "as in 'partition-id=0 data=\"visits.csv\"'"
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 """A key and its value, as Flower finds them."""
 WORKER = ("python", "-m", "moiety.deploy.worker")
-"""What computes for a node, or with ``node`` runs one that looks for messages often."""
+"""What computes for a node; with ``node`` or ``executor``, Flower's process of that kind, made to last."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def link_command(link: Link, host: str, database: Path) -> list[str]:
 
 
 def executor_command(link: Link) -> list[str]:
-    """Start the process beside the SuperLink that runs the server's side of the app."""
-    command = ["flower-superexec", "--runtime-api-address", link.place, *link.trust(SERVER)]
+    """Start the process beside the SuperLink that runs the server's side of the app, and outlives errors that pass."""
+    command = [*WORKER, "executor", "--runtime-api-address", link.place, *link.trust(SERVER)]
     return (
         command if link.keys is None else [*command, "--superexec-auth-secret-file", str(link.keys / SERVER / SECRET)]
     )
@@ -131,6 +131,11 @@ def run_command(app: Path, config: Mapping[str, str | int | float] | None = None
     """Start a run of the app in ``app`` and show its log until it ends."""
     command = ["flwr", "run", str(app), CONNECTION, "--stream"]
     return [*command, "--run-config", _write_config(config)] if config else command
+
+
+def train_command(app: Path) -> list[str]:
+    """Run the app in ``app`` until all rounds are done, with new attempts where the run ends early."""
+    return ["moiety", "deploy", "run", str(app)]
 
 
 def export_command(device: str, config: Mapping[str, str | int]) -> list[str]:

@@ -78,6 +78,6 @@ def _compare(folder: Path, names: Sequence[str], victim: str) -> list[list[str]]
 def _rounds(federation: LocalFederation, out: Path) -> int:
     """The rounds that are done; an error where the server's side has ended too early."""
     newest = find_checkpoint(out) if out.is_dir() else None
-    ended = federation.processes.has_ended(RUN)
-    must(not ended, "run", "one that goes on", "one that ended", federation.processes.tell(RUN))
+    is_over = federation.processes.has_ended(RUN)
+    must(not is_over, "run", "one that goes on", "one that ended", federation.processes.tell(RUN))
     return 0 if newest is None else round_of(newest)

@@ -23,6 +23,7 @@ from moiety.deploy.journal import Journal, device_token
 from moiety.deploy.letters import Letter, blame_letter
 from moiety.deploy.offline import make_own_run, open_own_run
 from moiety.deploy.plan import Plan, digest_of
+from moiety.deploy.roster import MOST
 from moiety.deploy.scores import share_row
 from moiety.deploy.site import describe_rows, load_function, place_client
 from moiety.deploy.tables import Table, describe_table, load_table
@@ -104,7 +105,7 @@ class Device:
         position, recipe, terms = head.get("position"), head.get("preprocessing"), head.get("agreed")
         journal = self._journal(letter)
         with blame_letter():
-            must(is_whole(position) and 0 <= int(str(position)) < 1 << 24, "position", "that of a client", position)
+            must(is_whole(position) and 0 <= int(str(position)) < MOST, "position", "that of a client", position)
             must(isinstance(terms, dict), "message", "one that says what both sides agree on", "none")
         member = {"name": self.name, "position": position, "preprocessing": recipe}
         ready = self._prepare(member)
@@ -150,10 +151,10 @@ class Device:
         return Letter({"round": t, "scores": share_row(row, self.plan.share_metrics)})
 
     def weigh(self, letter: Letter) -> Letter:
-        """What the device knows of its candidates, as ten numbers, for the population of all devices."""
-        allowed = self.plan.safeguard and self.plan.share_metrics == "per_client"
+        """What the device knows of its candidates, as eleven numbers, for the population of all devices."""
+        may_weigh = self.plan.safeguard and self.plan.share_metrics == "per_client"
         with blame_letter():
-            must(allowed, "message", "one that the plan allows", "a question for evidence")
+            must(may_weigh, "message", "one that the plan allows", "a question for evidence")
         t, _, ready, received, state, used = self._read_end(letter)
         evidence = self._gather(letter, ready, received, state, t, used)
         return Letter({"round": t, "evidence": as_table(summarise(evidence))})
@@ -279,10 +280,10 @@ class Device:
         if not bool(np.isfinite(float(largest))):
             return Letter({"round": t, "why": explain_drop(update, new)}), None
         update = self._add_noise(journal, update, client)
-        packed = wiring.pack_up(update.upload, client, t, wiring.first_known(state), wiring.first_known(new))
+        parcel = wiring.pack_up(update.upload, client, t, wiring.first_known(state), wiring.first_known(new))
         shared = self.plan.share_metrics == "per_client"
         numbers = {name: float(value) for name, value in update.info.items()} if shared else {}
-        return Letter({"round": t, "weight": float(update.weight), "info": numbers}, packed.body), (new,)
+        return Letter({"round": t, "weight": float(update.weight), "info": numbers}, parcel.body), (new,)
 
     def _add_noise(self, journal: Journal, update: ClientUpdate, client: int) -> ClientUpdate:
         """With local privacy, the upload clipped and with noise, whose amount the device's own plan decides."""

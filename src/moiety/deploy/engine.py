@@ -11,7 +11,7 @@ import torch
 
 from moiety import tree
 from moiety.algorithms import ALGORITHMS
-from moiety.deploy.letters import LARGEST, Letter, is_small
+from moiety.deploy.letters import LARGEST, Letter, clean_text, is_small
 from moiety.engines.base import Engine, Functions, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.engines.rows import Job
@@ -43,7 +43,7 @@ class Devices(Engine):
     def __init__(self, problem: Problem, functions: Functions, federation: Federation) -> None:
         super().__init__(problem, functions)
         self.federation = federation
-        self.sent: dict[int, tuple[int, int]] = {}
+        self.down_sizes: dict[int, tuple[int, int]] = {}
         """Bytes of the broadcast to each client of the round, values and all."""
         self.tickets: dict[int, str] = {}
         self.until = 0.0
@@ -52,7 +52,7 @@ class Devices(Engine):
         """Send the broadcast of a round to all its clients that can be reached."""
         mailbox, plan = self.federation.mailbox, self.federation.plan
         letters = self.write_letters(jobs, received, info.round, rounds)
-        self.sent = {client: size for client, (_, size) in letters.items()}
+        self.down_sizes = {client: size for client, (_, size) in letters.items()}
         nodes = [(self.federation.node_of(client), letter) for client, (letter, _) in letters.items()]
         tickets = mailbox.send("train", nodes, str(info.round), plan.ttl)
         self.tickets = dict(zip(letters, tickets, strict=True))
@@ -67,9 +67,9 @@ class Devices(Engine):
         online = federation.mailbox.online()
         for job in jobs:
             if federation.node_of(job.client) in online:
-                packed = same or federation.wiring.pack_down(received, job.client, job.state["wire"])
+                parcel = same or federation.wiring.pack_down(received, job.client, job.state["wire"])
                 head = {**federation.head(job.client, t, int(job.state["used"])), "rounds": rounds}
-                letters[job.client] = Letter(head, packed.body), packed.size
+                letters[job.client] = Letter(head, parcel.body), parcel.size
         return letters
 
     def map(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> list[Tree]:
@@ -99,7 +99,7 @@ class Devices(Engine):
         head, wiring = answer.head, self.federation.wiring
         must(head.get("round") == t, "round", f"{t} in the answer", repr(head.get("round"))[:40])
         if "why" in head:
-            return Missing(job.client, " ".join(str(head["why"])[:200].split()), sent=True)
+            return Missing(job.client, clean_text(head["why"], 200), sent=True)
         weight = self._read_weight(head.get("weight"), job.examples)
         upload, facts, size = wiring.unpack_up(answer.body, job.client, t, job.state["wire"])
         update = ClientUpdate(upload, torch.tensor(weight, dtype=torch.float64), _read_numbers(head.get("info")))

@@ -8,6 +8,7 @@ version ``is_known`` says so, and moiety goes Flower's public way: slower, with 
 | ``worker.py`` | one process answers message after message | ``flower-superexec``: a process for every message |
 | ``node.py`` | a SuperNode that looks for messages often and outlives errors that pass | ``flower-supernode`` |
 | ``answers.py`` | answers are pulled part by part, and bounded before they are read | ``Grid.pull_messages`` |
+| ``mailbox.py`` | the server's process outlives errors of the SuperLink | ``moiety deploy run`` starts it again |
 
 The functions here are thin: what to do with them is decided in those files. They import what they need when they are
 called, because with another version it may not be there.
@@ -15,10 +16,12 @@ called, because with another version it may not be there.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import importlib.metadata
 import json
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +40,9 @@ LONGEST = 3
 
 Rule = Callable[[Exception], bool]
 """Whether a call that failed with an error is given up, and not tried again."""
+
+version = functools.cache(importlib.metadata.version)
+"""The installed version of a package. It is asked for at every message, and read from a file."""
 
 
 def is_known() -> bool:
@@ -102,29 +108,29 @@ def connect_worker(address: str, certificates: bytes | None, invoker: Any, secre
     """The line by which a worker asks its SuperNode for work."""
     from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 
-    shown: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
     if secret is not None:
         methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-        shown.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods))
-    return _connect(address, certificates, invoker, shown)
+        interceptors.append(SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods))
+    return _connect(address, certificates, invoker, interceptors)
 
 
 def connect_task(address: str, certificates: bytes | None, invoker: Any, token: str) -> Any:
     """The line by which a worker does one task."""
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 
-    shown = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)]
-    return _connect(address, certificates, invoker, shown)
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"), RuntimeTokenHttpInterceptor(token)]
+    return _connect(address, certificates, invoker, interceptors)
 
 
-def _connect(address: str, certificates: bytes | None, invoker: Any, shown: list[Any]) -> Any:
+def _connect(address: str, certificates: bytes | None, invoker: Any, interceptors: list[Any]) -> Any:
     from flwr.supercore.runtime import RuntimeHttpClient
 
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=certificates is None,
         root_certificates=certificates,
-        interceptors=shown,
+        interceptors=interceptors,
         retry_invoker=invoker,
     )
 
@@ -277,6 +283,11 @@ def find_http_client(grid: Any) -> httpx.Client:
     return client
 
 
+def find_invoker(grid: Any) -> Any:
+    """What calls the SuperLink again after an error, for all calls of the server's process: signs of life, too."""
+    return grid._retry_invoker
+
+
 def pull_heads(grid: Any, tickets: set[str]) -> Iterator[Head]:
     """The answers to these tickets that are there now."""
     from flwr.proto.runtime_pb2 import PullAppMessagesRequest
@@ -289,18 +300,29 @@ def pull_heads(grid: Any, tickets: set[str]) -> Iterator[Head]:
 
 
 def pull_parts(
-    grid: Any, head: Head, watch: Callable[[Callable[[str], bytes]], Callable[[str], bytes]]
+    grid: Any, names: Sequence[str], watch: Callable[[Callable[[str], bytes]], Callable[[str], bytes]]
 ) -> dict[str, bytes]:
-    """The parts of an answer by name; ``watch`` gets the function that pulls one, and may refuse to go on."""
+    """Those of the parts that are there now, by name; ``watch`` gets the function that pulls one, and may refuse more.
+
+    Flower's own way waits for parts that its sender has announced and not sent, for up to two hours.
+    """
     from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, pull_objects
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, pull_objects
 
     call = grid._runtime_client.PullObject
-    pull = make_pull_object_fn_protobuf(pull_object_protobuf=call, node=grid.node, run_id=grid.run.run_id)
+    pull = watch(make_pull_object_fn_protobuf(pull_object_protobuf=call, node=grid.node, run_id=grid.run.run_id))
+    parts: dict[str, bytes] = {}
+
+    def pull_now(name: str) -> bytes:
+        with contextlib.suppress(ObjectUnavailableError):
+            parts[name] = pull(name)
+        return b""
+
     try:
-        return pull_objects(head.parts, watch(pull))
+        pull_objects(list(names), pull_now)
     except ObjectPullError as error:
         raise LostError(f"parts of the answer are not there: {error}") from error
+    return parts
 
 
 def confirm_answer(grid: Any, head: Head) -> None:

@@ -122,9 +122,9 @@ def _read_authority(folder: Path) -> Authority:
     fits = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     must(fits, "ca.key", "the key of ca.crt", f"another at {folder}")
     end = certificate.not_valid_after_utc
-    ended = end <= datetime.datetime.now(datetime.UTC)
+    is_over = end <= datetime.datetime.now(datetime.UTC)
     must(
-        not ended,
+        not is_over,
         "ca.crt",
         "valid",
         f"one that ended on {end:%Y-%m-%d} at {folder}",

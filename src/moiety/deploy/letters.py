@@ -125,6 +125,16 @@ def _is_plain(value: Any) -> bool:
     return value is None or (abs(value) < WIDEST if isinstance(value, int) else math.isfinite(value))
 
 
+def clean_text(text: object, most: int = 300) -> str:
+    r"""What another party wrote, in one line that a terminal and a log can show.
+
+    >>> clean_text("disk full\n\x1b[2J" + "!" * 1000, most=16)
+    'disk full [2J!!!'
+    """
+    begin = str(text)[: 4 * most]
+    return " ".join("".join(each if each.isprintable() else " " for each in begin).split())[:most]
+
+
 def is_small(value: Any) -> bool:
     """Whether this is a number that can be averaged with those of others: the result is finite."""
     return is_real(value) and abs(value) <= LARGEST
@@ -134,10 +144,11 @@ def read_message(message: Message, largest: int) -> Letter:
     """The letter of a message; an error reply is raised as moiety's own error."""
     if message.has_error():
         error = message.error
+        reason = clean_text(error.reason)
         if error.code == REFUSED:
-            raise MoietyError(error.reason)
+            raise MoietyError(reason)
         kind = LostError if error.code in LOST else MoietyError
-        raise kind(f"error {error.code} of the node: {error.reason}")
+        raise kind(f"error {error.code} of the node: {reason}")
     return read_record(message.content, largest)
 
 

@@ -18,7 +18,7 @@ from moiety.deploy.engine import Devices
 from moiety.deploy.federation import Federation
 from moiety.deploy.letters import Letter
 from moiety.deploy.roster import MOST
-from moiety.deploy.scores import as_row, check_scores, count_steps
+from moiety.deploy.scores import as_row, check_scores, count_steps, match_columns
 from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.jobs import with_states
 from moiety.engines.problem import Problem, to_tensors
@@ -167,14 +167,14 @@ class DeviceLoop(Loop):
 
     def count(self, jobs: Sequence[Job], received: Params) -> None:
         """Enter what was really sent, and the work of those who were asked, into the ledger."""
-        sizes = self.devices.sent
+        sizes = self.devices.down_sizes
         for size in sizes.values():
             self.progress.ledger.down(*size)
         turns = [job for job in jobs if job.client in sizes]
         if turns:
             first = self.problem.first_state(self.algorithm)
-            known = self.federation.wiring.packing is not None  # then densities are known too
-            self.count_work(with_states(turns, [job.state["wire"] if known else first for job in turns]))
+            has_packing = self.federation.wiring.packing is not None  # then densities are known too
+            self.count_work(with_states(turns, [job.state["wire"] if has_packing else first for job in turns]))
 
     def evaluate(self, part: str, clients: np.ndarray) -> Evaluation:
         """Let devices score their own models; they send as much of it as the plan allows."""
@@ -198,8 +198,8 @@ class DeviceLoop(Loop):
         if plan.share_metrics == "histogram":
             self.counts = count_steps(list(scores.values()), plan.floor)
             return Evaluation([], {})
-        names = {client: self.name_client(client) for client in scores}
-        return Evaluation([as_row(names[client], scores[client]) for client in sorted(scores)], {})
+        tables = match_columns(scores)
+        return Evaluation([as_row(self.name_client(client), tables[client]) for client in sorted(tables)], {})
 
     def ask(
         self, kind: str, clients: Sequence[int] | np.ndarray, received: Params, more: dict[str, Any]
@@ -210,9 +210,9 @@ class DeviceLoop(Loop):
         online, letters = federation.mailbox.online(), {}
         for client, state in zip(map(int, clients), states, strict=True):
             if federation.node_of(client) in online:
-                packed = federation.wiring.pack_down(received, client, state["wire"])
-                letters[client] = Letter({**federation.head(client, t, int(state["used"])), **more}, packed.body)
-                self.payload += len(packed.body)
+                parcel = federation.wiring.pack_down(received, client, state["wire"])
+                letters[client] = Letter({**federation.head(client, t, int(state["used"])), **more}, parcel.body)
+                self.payload += len(parcel.body)
         nodes = [(federation.node_of(client), letter) for client, letter in letters.items()]
         tickets = federation.mailbox.send(kind, nodes, f"{kind} {t}", federation.plan.ttl)
         owners = dict(zip(tickets, letters, strict=True))

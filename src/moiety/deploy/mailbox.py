@@ -11,7 +11,9 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from moiety.deploy.answers import pull_answers
+from moiety.deploy.answers import Late, pull_answers
+from moiety.deploy.calls import Patience, is_trouble
+from moiety.deploy.flower_private import change_rule, find_invoker, has_parts, shorten_pauses
 from moiety.deploy.letters import LONGEST_HEAD, Letter, read_message, write_record
 from moiety.errors import MoietyError, must, tell_error
 
@@ -28,11 +30,20 @@ SHORTEST, LONGEST = 0.02, 0.25
 """Seconds between two looks for answers; they grow while nothing comes."""
 SPARE = 1 << 20
 """Bytes that Flower adds to a letter, and many more."""
-PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)
+PAUSES = (0.5, 1.0, 2.0, 4.0, *(8.0,) * 12)
 """Seconds before each new call of a SuperLink that could not answer."""
 
 log = logging.getLogger("moiety")
 T = TypeVar("T")
+
+
+def outlive_trouble(grid: Grid) -> None:
+    """Let every call of the server's process be made again while the SuperLink has trouble of its own.
+
+    By itself Flower stops giving signs of life at the first such error, and the SuperLink ends the run a minute later.
+    """
+    if has_parts(grid):
+        change_rule(shorten_pauses(find_invoker(grid)), Patience().soften)
 
 
 class Mailbox:
@@ -40,6 +51,8 @@ class Mailbox:
 
     def __init__(self, grid: Grid, largest: int) -> None:
         self.grid, self.largest = grid, largest
+        self.late: dict[str, Late] = {}
+        """Answers of which parts are missing, by ticket."""
 
     def online(self) -> set[int]:
         """The nodes that are connected."""
@@ -51,7 +64,7 @@ class Mailbox:
             try:
                 return function()
             except httpx.HTTPStatusError as error:
-                if error.response.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                if not is_trouble(error):
                     raise
                 log.warning("the SuperLink could not answer, asked again in %g s: %s", pause, error)
             time.sleep(pause)
@@ -71,7 +84,9 @@ class Mailbox:
     def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:
         """The answers that are there now, or why one cannot be used."""
         pending, most = set(tickets), self.largest + LONGEST_HEAD + SPARE
-        for ticket, answer in self._call(lambda: list(pull_answers(self.grid, pending, most))) if pending else ():
+        for ticket, answer in (
+            self._call(lambda: list(pull_answers(self.grid, pending, most, self.late))) if pending else ()
+        ):
             if ticket not in pending:
                 continue
             if isinstance(answer, MoietyError):

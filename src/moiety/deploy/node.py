@@ -19,7 +19,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from moiety.deploy.app import show_log
-from moiety.deploy.calls import is_break
+from moiety.deploy.calls import Patience, is_break
 from moiety.deploy.flower_private import (
     NodeMessages,
     Rule,
@@ -45,17 +45,18 @@ log = logging.getLogger("moiety")
 
 
 def try_again_after_breaks() -> None:
-    """Let a SuperNode call again where a line broke within the handshake of TLS.
+    """Let a SuperNode call again where a line broke within the handshake of TLS, or the SuperLink has trouble.
 
-    By itself it takes that for a wrong certificate and stops for good, while its process stays. A certificate that is
-    really wrong still ends it.
+    By itself it takes the first for a wrong certificate and stops for good, while its process stays. After the second
+    it throws away the message or the answer that it was about to hand over. A certificate that is really wrong still
+    ends it.
     """
 
     def spare_breaks(rule: Rule) -> Rule:
         return lambda error: not is_break(error) and rule(error)
 
     def change(make: Callable[[], Any]) -> Callable[[], Any]:
-        return lambda: change_rule(shorten_pauses(make()), spare_breaks)
+        return lambda: change_rule(change_rule(shorten_pauses(make()), spare_breaks), Patience().soften)
 
     change_part("make invoker", change)
 
@@ -153,50 +154,50 @@ def beat_patiently(make_sender: Callable[[Callable[[], bool]], Any]) -> Callable
     return make_patient_sender
 
 
-def forget_unread(held: NodeMessages) -> None:
+def forget_unread(inbox: NodeMessages) -> None:
     """Forget messages that a SuperNode has begun to take in and did not; a worker that asks for their parts is told."""
-    for message in find_unanswered(held):
-        held.remove(message)
-    held.fail_tasks("the message was not taken in")
+    for message in find_unanswered(inbox):
+        inbox.remove(message)
+    inbox.fail_tasks("the message was not taken in")
 
 
-def wait_for_answer(held: NodeMessages) -> bool:
+def wait_for_answer(inbox: NodeMessages) -> bool:
     """Wait in a SuperNode for the worker's answer; where none will come, answer in its place that it stopped.
 
     False where there is nothing to answer.
     """
     count = 0
-    while not find_answers(held)[0]:
+    while not find_answers(inbox)[0]:
         time.sleep(SOON)
         count += 1
-        if count % RARELY or held.list_tasks():
+        if count % RARELY or inbox.list_tasks():
             continue
-        whole, fragments = find_answers(held)
+        whole, fragments = find_answers(inbox)
         if not whole:
             for message in fragments:
-                held.remove(message)
-            messages = find_unanswered(held)
+                inbox.remove(message)
+            messages = find_unanswered(inbox)
             for message in messages:
                 log.warning("the worker has given no sign of life: its message is answered in its place")
-                held.add(Message(Error(STOPPED, "the worker stopped"), reply_to=message))
+                inbox.add(Message(Error(STOPPED, "the worker stopped"), reply_to=message))
             if not messages:
                 return False
     return True
 
 
-def find_unanswered(held: NodeMessages) -> list[Message]:
+def find_unanswered(inbox: NodeMessages) -> list[Message]:
     """The messages in a SuperNode that have no answer."""
-    messages = held.list_messages()
+    messages = inbox.list_messages()
     ids = {each.metadata.reply_to_message_id for each in messages}
     return [m for m in messages if not m.metadata.reply_to_message_id and m.metadata.message_id not in ids]
 
 
-def find_answers(held: NodeMessages) -> tuple[list[Message], list[Message]]:
+def find_answers(inbox: NodeMessages) -> tuple[list[Message], list[Message]]:
     """The answers in a SuperNode that are whole, and those of which parts are missing."""
     kinds: tuple[list[Message], list[Message]] = [], []
-    for message in held.list_messages(unsent=True):
+    for message in inbox.list_messages(unsent=True):
         if message.metadata.reply_to_message_id:
-            kinds[0 if held.has_all_parts(message) else 1].append(message)
+            kinds[0 if inbox.has_all_parts(message) else 1].append(message)
     return kinds
 
 

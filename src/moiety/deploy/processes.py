@@ -54,7 +54,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log.fileno(),
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **QUIET, "PATH": _search_path(), **(environment or {})},
+                env={**os.environ, **QUIET, "PATH": search_path(), **(environment or {})},
                 start_new_session=True,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
@@ -133,7 +133,7 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def _search_path() -> str:
+def search_path() -> str:
     """The search path, with the commands of the environment that this Python belongs to first."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 

@@ -33,24 +33,24 @@ class Questions:
         self.mailbox, self.kind, self.ttl = mailbox, kind, ttl
         self.pending: dict[str, int] = {}
         """Nodes by ticket; one that was asked again has several."""
-        self.again: dict[int, float] = {}
+        self.due: dict[int, float] = {}
         """When a node may be asked again."""
-        self.asked: Counter[int] = Counter()
+        self.attempts: Counter[int] = Counter()
         """How often a node was asked since it last answered."""
-        self.lost: Counter[int] = Counter()
+        self.losses: Counter[int] = Counter()
         """How many of its letters were lost since then."""
 
     def may_ask(self, node: int) -> bool:
         """Whether it is time to ask a node, for the first time or again."""
-        return time.monotonic() >= self.again.get(node, 0.0)
+        return time.monotonic() >= self.due.get(node, 0.0)
 
     def ask(self, letters: Sequence[tuple[int, Letter]]) -> None:
         """Send a letter to each of the nodes."""
         tickets = self.mailbox.send(self.kind, letters, "join", self.ttl)
         for ticket, (node, _) in zip(tickets, letters, strict=True):
             self.pending[ticket] = node
-            self.again[node] = time.monotonic() + min(FIRST * 2 ** self.asked[node], self.ttl)
-            self.asked[node] += 1
+            self.due[node] = time.monotonic() + min(FIRST * 2 ** self.attempts[node], self.ttl)
+            self.attempts[node] += 1
 
     def collect(self, wait: float) -> Iterator[tuple[int, Letter]]:
         """The answers that come within ``wait`` seconds, by node; a node that refuses is put off."""
@@ -69,20 +69,20 @@ class Questions:
     def put_off(self, node: int, why: str) -> None:
         """Ask a node that cannot take part again after a while."""
         self._forget(node)
-        self.again[node] = time.monotonic() + REFUSED
+        self.due[node] = time.monotonic() + REFUSED
         log.warning("node %d cannot take part: %s", node, why)
 
     def expects_answers(self) -> bool:
         """Whether a node that was asked once has still time to answer."""
-        return any(self.asked[node] == 1 for node in self.pending.values())
+        return any(self.attempts[node] == 1 for node in self.pending.values())
 
     def _note_loss(self, node: int, error: MoietyError) -> None:
         if node not in self.pending.values():
-            self.again[node] = time.monotonic() + min(SOON * 2 ** self.lost[node], REFUSED)
+            self.due[node] = time.monotonic() + min(SOON * 2 ** self.losses[node], REFUSED)
             log.info("a letter to node %d was lost, it is asked again: %s", node, error)
-        self.lost[node] += 1
+        self.losses[node] += 1
 
     def _forget(self, node: int) -> None:
         self.pending = {ticket: each for ticket, each in self.pending.items() if each != node}
-        for table in (self.again, self.asked, self.lost):
+        for table in (self.due, self.attempts, self.losses):
             table.pop(node, None)

@@ -17,7 +17,7 @@ from moiety.deploy.commands import (
     link_command,
     node_command,
     register_command,
-    run_command,
+    train_command,
     worker_command,
 )
 from moiety.deploy.keys import DAYS
@@ -88,8 +88,9 @@ a node back in when a minute has passed. Other keys of `--node-config` go to the
 $run
 ```
 
-The run is in the folder `federation` of the server. If the server's process or the SuperLink is killed, start what is
-missing and give the same command again: it goes on from the last round, and devices notice nothing. More rounds:
+The run is in the folder `federation` of the server. This command calls `flwr run app $connection --stream`, and calls
+it again if the run ends before all rounds are done. Each run continues after the last round, and devices notice
+nothing. If the SuperLink or the executor was killed, start it again; if this command was, give it again. More rounds:
 `--run-config "rounds=20"`.
 
 ```
@@ -166,7 +167,8 @@ def write_readme(link: Link, addresses: Sequence[str], nodes: Sequence[str]) -> 
         count=len(nodes),
         node=_fold(node_command(link, nodes[0], config, WORKER_PORT, isolation="process")),
         worker=_fold(worker_command(link, nodes[0], WORKER_PORT)),
-        run=_fold(run_command(Path("app"))),
+        run=_fold(train_command(Path("app"))),
+        connection=CONNECTION,
         export=shlex.join(export_command(f"devices/{nodes[0]}", {"partition-id": 0})),
         replace=_REPLACE.substitute(
             days=DAYS,

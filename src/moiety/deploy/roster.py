@@ -28,6 +28,8 @@ from moiety.seals import digest, read_sealed, write_sealed
 ROSTER = "devices.json"
 TYPES = ("bool", "uint8", "int64", "float32", "float64")
 """The types that columns have."""
+DESCRIBED = ("sizes", "columns", "classes", "table")
+"""What is kept of what a device says of its data."""
 MOST_ROWS, MOST_NUMBERS = 1 << 26, 1 << 28
 """The most rows of a device, and the most numbers of a column in one row: the server makes lists of this length."""
 MOST = 1 << 20
@@ -143,7 +145,8 @@ def _list_names(described: Mapping[str, Any]) -> set[tuple[str, str]]:
 def read_hello(node: int, head: Mapping[str, Any]) -> Member:
     """A device from what it said of itself."""
     name, token, sizes = head.get("name"), head.get("token"), head.get("sizes")
-    must(isinstance(name, str) and 0 < len(name) <= 200, "name", "that of a device", repr(name)[:80])
+    fits = isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable()  # logs and tables show it
+    must(fits, "name", "that of a device, of up to 200 characters that can be printed", repr(name)[:80])
     check_names("name", [name])
     must(
         isinstance(token, str) and re.fullmatch(r"[0-9a-f]{64}", str(token)) is not None, "token", "a device's", "none"
@@ -151,7 +154,7 @@ def read_hello(node: int, head: Mapping[str, Any]) -> Member:
     fits = isinstance(sizes, list) and len(sizes) == 3 and all(is_whole(n) and 0 <= n < MOST_ROWS for n in sizes)
     must(fits, "sizes", f"counts of train, validation and test rows, each below {MOST_ROWS}", f"{sizes!r:.80}")
     must(sizes[0] > 0, "data", "at least one training example on every device", f"none for {name}")  # type: ignore[index]
-    description = {key: value for key, value in head.items() if key not in ("name", "token")}
+    description = {key: head[key] for key in DESCRIBED if key in head}
     if "table" in description:
         check_summary(description["table"], sum(sizes))  # type: ignore[arg-type]
     columns, classes = description.get("columns"), description.get("classes")

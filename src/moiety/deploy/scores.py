@@ -53,11 +53,28 @@ def check_scores(scores: Any, share: str, rows: tuple[int, int] = (0, 0)) -> dic
     if share == "per_client":
         fits = all(is_whole(table.get(key)) for key in COUNTS) and rows == tuple(table[key] for key in COUNTS)
         fits = fits and all(table.get(key, "") is None or is_small(table.get(key)) for key in NUMBERS)
-        fits = fits and isinstance(table.get("hurt"), bool)
-        fits = fits and all(value is None or is_small(value) or isinstance(value, bool) for value in table.values())
+        others = [value for key, value in table.items() if key not in (*COUNTS, "hurt")]
+        fits = fits and isinstance(table.get("hurt"), bool) and all(v is None or is_small(v) for v in others)
         fits = fits and len(table) <= MOST and "client" not in table
         must(fits, "scores", "those of one client", sorted(map(str, table))[:12])
+        # Of one type in each column, for a file of rows holds columns.
+        return {key: _as_float(value) if key not in (*COUNTS, "hurt") else value for key, value in table.items()}
     return table
+
+
+def _as_float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def match_columns(scores: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The scores of each client in the columns that most devices sent: no single one decides what is recorded.
+
+    >>> match_columns({0: {"n": 1, "weight": 9.0}, 1: {"n": 2}, 2: {"n": 3}})
+    {0: {'n': 1}, 1: {'n': 2}, 2: {'n': 3}}
+    """
+    counts = Counter(key for table in scores.values() for key in table)
+    columns = [key for key, count in counts.items() if 2 * count > len(scores)]
+    return {client: {key: table.get(key) for key in columns} for client, table in scores.items()}
 
 
 def _is_step(value: Any) -> bool:

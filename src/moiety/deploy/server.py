@@ -24,9 +24,8 @@ from moiety.run.build import make_run
 from moiety.run.checkpoint import check_newest, find_checkpoint, load_checkpoint
 from moiety.run.identity import check_identity, new_identity, run_identity
 from moiety.run.privacy import begin_privacy, count_again, write_counted
-from moiety.run.protocol import Callback, Callbacks, Given
-from moiety.run.reopen import Given as Stored
-from moiety.run.reopen import read_stored_options
+from moiety.run.protocol import Callback, CallbackList, Callbacks
+from moiety.run.reopen import RunParts, read_stored_options
 from moiety.run.result import Run
 from moiety.run.safeguard import check_choice
 from moiety.run.settings import Options, complete_options, option_tables
@@ -38,7 +37,7 @@ from moiety.types import Algorithm, RoundRecord
 log = logging.getLogger("moiety")
 
 
-def serve(plan: Plan, mailbox: Mailbox, callbacks: Given = ()) -> Run:
+def serve(plan: Plan, mailbox: Mailbox, callbacks: CallbackList = ()) -> Run:
     """Train on devices until all rounds are done; where the folder holds the run already, from its checkpoint on."""
     folder = make_folder(plan.folder)
     with lock_folder(folder):
@@ -64,7 +63,7 @@ def serve(plan: Plan, mailbox: Mailbox, callbacks: Given = ()) -> Run:
 def stored_options(plan: Plan, folder: Path, data: FederatedData) -> Options:
     """The options that the run in the folder began with, but for the rounds; the plan may not say otherwise."""
     settings = replace(plan.settings, checkpoint_every=1)
-    request = Stored(plan.model, data, plan.algorithm, plan.split, plan.loss, plan.metric, settings)
+    request = RunParts(plan.model, data, plan.algorithm, plan.split, plan.loss, plan.metric, settings)
     original = read_stored_options(files.read_config(folder), folder, request)
     for name in ("seed", "cohort"):
         mine, was = getattr(plan, name), getattr(original, name)

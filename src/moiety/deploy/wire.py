@@ -17,7 +17,7 @@ TIMES, SPARE = 4, 1 << 20
 """A message has at most so many times the bytes of its layout, for positions beside values, and so many more."""
 
 
-class Packed(NamedTuple):
+class Parcel(NamedTuple):
     """The bytes of a message, and how many of them are values."""
 
     body: bytes
@@ -59,31 +59,31 @@ class Wiring:
 
     def first_known(self, state: Tree) -> Tree:
         """What both sides know of a client with that state."""
-        return {} if self.packing is None else self.packing.known(state)
+        return {} if self.packing is None else self.packing.facts(state)
 
-    def pack_down(self, received: Params, client: int, facts: Tree) -> Packed:
+    def pack_down(self, received: Params, client: int, facts: Tree) -> Parcel:
         """A broadcast to one client."""
         tensors = received if self.packing is None else self.packing.pack_down(self._key(client), received, facts)
         return self._pack(tensors, self.down)
 
     def unpack_down(self, body: bytes, client: int, facts: Tree) -> Params:
         """What a device received: laid out as declared, and finite."""
-        packed = open_body(body, self.down)
+        tensors = open_body(body, self.down)
         if self.packing is not None:
-            packed = self.packing.unpack_down(self._key(client), packed, self.down, facts)
-        check(packed, self.down, where="from the server", what="broadcast")
-        must(tree.all_finite(packed), "broadcast", "finite", "a NaN or an infinity")
-        return self._place(packed, self.down)
+            tensors = self.packing.unpack_down(self._key(client), tensors, self.down, facts)
+        check(tensors, self.down, where="from the server", what="broadcast")
+        must(tree.all_finite(tensors), "broadcast", "finite", "a NaN or an infinity")
+        return self._place(tensors, self.down)
 
-    def pack_up(self, upload: Params, client: int, t: int, facts: Tree, after: Tree) -> Packed:
+    def pack_up(self, upload: Params, client: int, t: int, facts: Tree, after: Tree) -> Parcel:
         """An upload of a device; the bytes that leave are opened again and checked as the server does it."""
         if self.packing is None:
             tensors = self.exchange.encode(upload, client, t)
         else:
             tensors = self.packing.pack_up(self._key(client), upload, facts, after)
-        packed = self._pack(tensors, self.up)
-        self.check_leaving(packed.body, client, t, facts)
-        return packed
+        parcel = self._pack(tensors, self.up)
+        self.check_leaving(parcel.body, client, t, facts)
+        return parcel
 
     def check_leaving(self, body: bytes, client: int, t: int, facts: Tree) -> None:
         """Refuse bytes that hold the name of a personal tensor, or that the server could not open."""
@@ -94,19 +94,19 @@ class Wiring:
 
     def unpack_up(self, body: bytes, client: int, t: int, facts: Tree) -> tuple[Params, Tree, tuple[int, int]]:
         """The upload that a client sent, laid out as declared; what is known of it from now on; and its bytes."""
-        packed = open_body(body, self.up)
-        size = self._count_values(packed, self.up), len(body)
+        tensors = open_body(body, self.up)
+        size = self._count_values(tensors, self.up), len(body)
         if self.packing is None:
-            return self._place(self.exchange.decode(packed, self.up, client, t), self.up), facts, size
-        upload, after = self.packing.unpack_up(self._key(client), packed, self.up, facts)
+            return self._place(self.exchange.decode(tensors, self.up, client, t), self.up), facts, size
+        upload, after = self.packing.unpack_up(self._key(client), tensors, self.up, facts)
         check(upload, self.up, where=f"client {client}, round {t + 1}")
         return self._place(upload, self.up), after, size
 
     def _key(self, client: int) -> torch.Tensor:
         return torch.tensor(self.problem.client_key(client), device=self.problem.device)
 
-    def _pack(self, tensors: Params, layout: Params) -> Packed:
-        return Packed(pack(tensors) if tensors else b"", self._count_values(tensors, layout))
+    def _pack(self, tensors: Params, layout: Params) -> Parcel:
+        return Parcel(pack(tensors) if tensors else b"", self._count_values(tensors, layout))
 
     def _count_values(self, tensors: Params, layout: Params) -> int:
         """Bytes of values, without those of masks."""

@@ -6,8 +6,10 @@ it hands over to ``flower-superexec``, Flower's own way: slower, with the same a
 
     python -m moiety.deploy.worker node --isolation process --port 19000 ...
     python -m moiety.deploy.worker --runtime-api-address 127.0.0.1:19000 --insecure
+    python -m moiety.deploy.worker executor --runtime-api-address 192.168.1.5:9092 ...
 
-The first is ``flower-supernode`` with the same options, by ``node.py``.
+The first is ``flower-supernode`` with the same options, by ``node.py``; the third, for the server, is
+``flower-superexec``, by ``executor.py``.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from flwr.app import Error, Message
 
 from moiety.deploy import flower_private
 from moiety.deploy.calls import is_unknown_token
+from moiety.deploy.executor import run_executor
 from moiety.deploy.flower_private import PAUSE, Rule, Task, is_known, shorten_waits, tell_version
 from moiety.deploy.letters import tell_sender
 from moiety.deploy.modules import forget_modules
@@ -132,6 +135,9 @@ def main(arguments: Sequence[str]) -> int:
     """The command."""
     if arguments[:1] == ["node"]:
         run_node(arguments[1:])
+        return 0
+    if arguments[:1] == ["executor"]:
+        run_executor(arguments[1:])
         return 0
     parser = argparse.ArgumentParser(prog="python -m moiety.deploy.worker", description=__doc__.partition("\n")[0])
     parser.add_argument("--runtime-api-address", required=True, help="where the SuperNode listens for its worker")

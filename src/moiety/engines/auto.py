@@ -106,23 +106,23 @@ def pick_engine(
     def predict(engine: str, sample: Sequence[Load]) -> float:
         return predict_seconds(engine, problem, sample, count)
 
-    expected = {n: predict(n, loads) for n in names}
-    refusal = _find_refusal(problem, functions, jobs, received, info, expected)
+    forecasts = {n: predict(n, loads) for n in names}
+    refusal = _find_refusal(problem, functions, jobs, received, info, forecasts)
     if refusal:
-        expected = {n: t for n, t in expected.items() if not n.endswith("vectorised")}
-    order = sorted(expected, key=expected.__getitem__)
+        forecasts = {n: t for n, t in forecasts.items() if not n.endswith("vectorised")}
+    order = sorted(forecasts, key=forecasts.__getitem__)
     best, notes = order[0], [f"vectorised cannot run it ({refusal})"] if refusal else []
-    budget = min(LONGEST, SHARE * rounds * expected[best])
-    near = [n for n in order if expected[n] < NEAR * expected[best]]
+    budget = min(LONGEST, SHARE * rounds * forecasts[best])
+    near = [n for n in order if forecasts[n] < NEAR * forecasts[best]]
     size = _choose_sample(near, loads, predict, budget, 2 * count)
     # A cluster may not have room for the actors of two engines.
-    if name == "ray" or len(near) == 1 or not size or rounds * expected[best] < SHORT:
+    if name == "ray" or len(near) == 1 or not size or rounds * forecasts[best] < SHORT:
         engine = make_engine(best, problem, functions, workers, timeout)
-        text = ", ".join(f"{n} {_show(expected[n])}" for n in order)
+        text = ", ".join(f"{n} {_show(forecasts[n])}" for n in order)
         return engine, "; ".join([f"expected for a round, by size: {text}", *notes])
     log.info("measuring engines")
     engines = {n: make_engine(n, problem, functions, workers, timeout) for n in near}
-    seconds = {n: (predict(n, loads[:size]), expected[n]) for n in near}
+    seconds = {n: (predict(n, loads[:size]), forecasts[n]) for n in near}
     times: dict[str, float] = {}
     try:
         times = _measure(engines, jobs[:size], received, info, seconds, rounds)
@@ -162,7 +162,7 @@ def _measure(
     jobs: Sequence[Job],
     received: Params,
     info: RoundInfo,
-    expected: dict[str, tuple[float, float]],
+    forecasts: dict[str, tuple[float, float]],
     rounds: int,
 ) -> dict[str, float]:
     """The seconds that a round takes with each engine: the least that the jobs took, scaled to a round by formula.
@@ -175,7 +175,7 @@ def _measure(
         jobs: what each is to do.
         received: by the clients.
         info: of the first round.
-        expected: of each engine, the seconds for these jobs and for a whole round.
+        forecasts: of each engine, the seconds for these jobs and for a whole round.
         rounds: how many there will be.
     """
     least: dict[str, float] = {}
@@ -183,7 +183,7 @@ def _measure(
     start_time, pace = time.perf_counter(), 1.0
     for turn in range(TURNS):
         for n, engine in engines.items():
-            sample, whole = expected[n]
+            sample, whole = forecasts[n]
             if times:
                 ends = time.perf_counter() - start_time + least.get(n, pace * sample)
                 fastest = min(times.values())
@@ -208,11 +208,11 @@ def _find_refusal(
     jobs: Sequence[Job],
     received: Params,
     info: RoundInfo,
-    expected: dict[str, float],
+    forecasts: dict[str, float],
 ) -> str:
     """Why the problem cannot be vectorised, tried on a few rows where that may be chosen; empty where it can."""
-    fastest = min(expected.values())
-    if not any(n.endswith("vectorised") and t < NEAR * fastest for n, t in expected.items()):
+    fastest = min(forecasts.values())
+    if not any(n.endswith("vectorised") and t < NEAR * fastest for n, t in forecasts.items()):
         return ""
     trial = Vectorised(replace(problem, quiet=True, warned=set()), functions)
     try:

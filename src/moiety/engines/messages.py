@@ -32,7 +32,7 @@ def pack_order(function: str, share: Share, info: RoundInfo) -> bytes:
     if isinstance(jobs, Jobs):
         alike = jobs.clients, jobs.examples, jobs.key, jobs.turn
         for name, plan in jobs.rows.items():
-            heads.append((name, plan.orders.shape[1], len(plan.sizes), plan.owned))
+            heads.append((name, plan.orders.shape[1], len(plan.sizes), plan.own_count))
             arrays += [plan.orders.reshape(-1), plan.sizes]
     else:
         for job in jobs:
@@ -59,8 +59,8 @@ def unpack_order(packed: bytes) -> tuple[str, Share, RoundInfo]:
     if alike is not None:
         clients, examples, key, turn = alike
         plans = {
-            name: AlikeRows(take(len(clients) * length).reshape(len(clients), length), take(batches), owned)
-            for name, length, batches, owned in heads
+            name: AlikeRows(take(len(clients) * length).reshape(len(clients), length), take(batches), own_count)
+            for name, length, batches, own_count in heads
         }
         return function, (slots, Jobs(clients, examples, [None] * len(clients), plans, key, turn)), RoundInfo(*info)
     jobs = []

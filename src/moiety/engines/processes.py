@@ -290,10 +290,10 @@ def deal_jobs(jobs: Sequence[Job], shares: int) -> list[list[int]]:
     if isinstance(jobs, Jobs):
         return [list(range(share, len(jobs), shares)) for share in range(shares)]
     sizes = [sum(len(rows.order) for rows in job.rows.values()) for job in jobs]
-    dealt: list[list[int]] = [[] for _ in range(shares)]
+    parts: list[list[int]] = [[] for _ in range(shares)]
     load = [0] * shares
     for slot in sorted(range(len(jobs)), key=lambda i: -sizes[i]):
         least = load.index(min(load))
-        dealt[least].append(slot)
+        parts[least].append(slot)
         load[least] += sizes[slot]
-    return [sorted(share) for share in dealt]
+    return [sorted(share) for share in parts]

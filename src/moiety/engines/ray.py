@@ -73,7 +73,7 @@ class Ray(Engine):
         self.name, self.inner = f"ray:{inner.name}", inner
         self.refuse_device()
         self.actors: list[Any] = []
-        self.held: list[dict[int, bytes]] = []  # for each actor, the states it holds: client -> digest
+        self.actor_states: list[dict[int, bytes]] = []  # for each actor, the states it holds: client -> digest
         self.ray, self.began_ray = connect(address or os.environ.get("RAY_ADDRESS"), workers)
         try:
             available = max(1, int(self.ray.cluster_resources().get("CPU", 1)))
@@ -92,7 +92,7 @@ class Ray(Engine):
         if not jobs:
             return []
         if not self.actors:
-            self.held = [{} for _ in range(self.count)]
+            self.actor_states = [{} for _ in range(self.count)]
             self.actors = [self._actor(w, cpus=1) for w in range(self.count)]
         limit = count_slots(jobs[0].state, len(self.problem.data))
         content = pack(received)
@@ -122,13 +122,13 @@ class Ray(Engine):
                     hint = "Is there memory enough, and every module of yours on every machine? Ray said:"
                     raise self.explain_deaths(share, info, "actors that live", f"{hint} {reason[:200]}") from None
                 self.ray.kill(self.actors[w])  # one that cannot be reached may be alive
-                self.held[w] = {}
+                self.actor_states[w] = {}
                 self.actors[w] = self._actor(w, cpus=0)
                 waiting[self._send(w, share, call)] = (w, tries + 1)
                 continue
             replies[w] = answers
             for slot, after in zip(shares[w], digests, strict=True):
-                remember(self.held[w], clients[slot], after, limit)
+                remember(self.actor_states[w], clients[slot], after, limit)
         layouts = {each.layout() for each in replies.values()}
         if len(layouts) == 1 and None not in layouts:
             blocks = ((shares[w], stack_trees(each)) for w, each in replies.items())
@@ -173,7 +173,7 @@ class Ray(Engine):
         function, limit, info, received = call
         clients, states = clients_of(jobs), states_of(jobs)
         digests = digest_each(states)
-        absent = [i for i, client in enumerate(clients) if self.held[w].get(client) != digests[i]]
+        absent = [i for i, client in enumerate(clients) if self.actor_states[w].get(client) != digests[i]]
         names = [str(self.problem.data.ids[client]) for client in clients]
         content = join_trees([states[i] for i in absent])
         packed = pack_jobs(jobs, self.shift)
@@ -290,12 +290,12 @@ def row_shifts(bounds: np.ndarray, actors: int) -> np.ndarray:
     return shift
 
 
-def remember(held: dict[int, Any], client: int, value: Any, limit: int) -> None:
+def remember(memory: dict[int, Any], client: int, value: Any, limit: int) -> None:
     """Keep the value of a client, and forget those kept longest where there are more than ``limit``.
 
     Engine and actor both do this, in the same order, and so agree on what the actor holds.
     """
-    held.pop(client, None)
-    held[client] = value
-    while len(held) > limit:
-        del held[next(iter(held))]
+    memory.pop(client, None)
+    memory[client] = value
+    while len(memory) > limit:
+        del memory[next(iter(memory))]

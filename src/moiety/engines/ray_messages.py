@@ -90,7 +90,7 @@ def pack_jobs(jobs: Sequence[Job], shift: np.ndarray) -> PackedJobs:
     """Jobs without their states, with the numbers that rows have at the actor."""
     if isinstance(jobs, Jobs):
         less = shift[jobs.clients][:, None]
-        rows = {name: AlikeRows(plan.orders - less, plan.sizes, plan.owned) for name, plan in jobs.rows.items()}
+        rows = {name: AlikeRows(plan.orders - less, plan.sizes, plan.own_count) for name, plan in jobs.rows.items()}
         return Jobs(jobs.clients, jobs.examples, [None] * len(jobs), rows, jobs.key, jobs.turn)
     numbers = np.array([[job.client, job.examples, job.key, job.turn, job.round_trip] for job in jobs])
     phases: dict[str, tuple[np.ndarray, ...]] = {}
@@ -105,7 +105,9 @@ def pack_jobs(jobs: Sequence[Job], shift: np.ndarray) -> PackedJobs:
 def unpack_jobs(packed: PackedJobs) -> Sequence[Job]:
     """The inverse of ``pack_jobs``."""
     if isinstance(packed, Jobs):  # copied: what Ray hands out is not to be written to
-        own = {name: AlikeRows(plan.orders.copy(), plan.sizes.copy(), plan.owned) for name, plan in packed.rows.items()}
+        own = {
+            name: AlikeRows(plan.orders.copy(), plan.sizes.copy(), plan.own_count) for name, plan in packed.rows.items()
+        }
         return Jobs(packed.clients, packed.examples, packed.states, own, packed.key, packed.turn)
     numbers, phases = packed
     rows: list[dict[str, Rows]] = [{} for _ in numbers]

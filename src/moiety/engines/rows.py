@@ -53,11 +53,11 @@ class AlikeRows(Sequence[Rows]):
     Args:
         orders: the rows of each client in the order they are used, [clients, rows].
         sizes: the sizes of the batches, the same for all.
-        owned: how many rows each client owns.
+        own_count: how many rows each client owns.
     """
 
-    def __init__(self, orders: np.ndarray, sizes: np.ndarray, owned: int) -> None:
-        self.orders, self.sizes, self.owned = orders, sizes, owned
+    def __init__(self, orders: np.ndarray, sizes: np.ndarray, own_count: int) -> None:
+        self.orders, self.sizes, self.own_count = orders, sizes, own_count
 
     def __len__(self) -> int:
         return len(self.orders)
@@ -69,12 +69,12 @@ class AlikeRows(Sequence[Rows]):
     def __getitem__(self, at: int | slice | Sequence[int]) -> Rows | AlikeRows:
         if isinstance(at, int):
             return Rows(self.orders[at], self.sizes)
-        return AlikeRows(self.orders[at], self.sizes, self.owned)
+        return AlikeRows(self.orders[at], self.sizes, self.own_count)
 
     @property
     def repeat(self) -> bool:
         """Whether some row comes round more than once: no row does within an epoch."""
-        return bool(self.orders.shape[1] > self.owned)
+        return bool(self.orders.shape[1] > self.own_count)
 
 
 class Job(NamedTuple):
@@ -196,8 +196,8 @@ def has_lone_batch(phase: Phase, rows: np.ndarray) -> np.ndarray:
     """
     width = count_piece(phase, rows)
     per_epoch = -(-rows // width)
-    reached = True if phase.steps is None or phase.walk else phase.steps * phase.accumulate >= per_epoch
-    lone: np.ndarray = (width == 1) | ((rows % width == 1) & reached)
+    whole_epoch = True if phase.steps is None or phase.walk else phase.steps * phase.accumulate >= per_epoch
+    lone: np.ndarray = (width == 1) | ((rows % width == 1) & whole_epoch)
     return lone
 
 
@@ -261,7 +261,7 @@ def repeat_rows(rows: Sequence[Rows]) -> bool:
 def own_rows(rows: Sequence[Rows]) -> Tensor:
     """The rows that each of several clients owns, [clients, rows]; a shorter list repeats its last row."""
     if isinstance(rows, AlikeRows) and rows.repeat:  # the first epoch is whole
-        return torch.from_numpy(rows.orders.min(1)[:, None] + np.arange(rows.owned))
+        return torch.from_numpy(rows.orders.min(1)[:, None] + np.arange(rows.own_count))
     spans = [r.span() for r in rows]
     width = max(stop - start for start, stop in spans)
     return torch.stack([(start + torch.arange(width)).clamp(max=stop - 1) for start, stop in spans])

@@ -124,7 +124,7 @@ class Vectorised(Engine):
         index, mask = index.to(device), None if mask is None else mask.to(device)
         again = self.problem.partial and repeat_rows(rows)
         plan: dict[str, Any] = {"index": index, "mask": mask, "own": own_rows(rows).to(device) if again else None}
-        plan["gathered"] = None if again else self._gather(index)
+        plan["all_batches"] = None if again else self._gather(index)
         return {name: value for name, value in plan.items() if value is not None}
 
     def _serve(self, function: str, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Tree:

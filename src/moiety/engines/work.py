@@ -26,7 +26,7 @@ class Batches:
 
     ``index`` holds the rows of the batches: flat with the ``sizes`` of the batches, or one batch below the other. Where
     rows come round again, ``own`` selects the client's rows, each once. ``mask`` marks real rows where some are
-    padding. ``gathered`` holds the rows of all batches where the engine has gathered them before.
+    padding. ``all_batches`` holds the rows of all batches where the engine has gathered them before.
     """
 
     columns: Batch
@@ -34,15 +34,15 @@ class Batches:
     sizes: Sequence[int] | None = None
     own: slice | Tensor | None = None
     mask: Tensor | None = None
-    gathered: Batch | None = None
+    all_batches: Batch | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         steps = self.index.unbind(0) if self.sizes is None else torch.split(self.index, list(self.sizes))
         for k, rows in enumerate(steps):
-            if self.gathered is None:
+            if self.all_batches is None:
                 batch = {name: column.index_select(0, rows) for name, column in self.columns.items()}
             else:
-                batch = {name: column[k] for name, column in self.gathered.items()}
+                batch = {name: column[k] for name, column in self.all_batches.items()}
             yield batch if self.mask is None else batch | {"mask": self.mask[k]}
 
     def own_columns(self) -> Batch:

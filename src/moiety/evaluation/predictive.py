@@ -10,6 +10,7 @@ import numpy as np
 
 from moiety.errors import choice, must, number, proper_fraction
 from moiety.evaluation.calibration import as_numbers
+from moiety.evaluation.chains import AGREE
 
 KINDS = ("function", "observations")
 """What an interval may be of."""
@@ -73,7 +74,8 @@ class Predictive:
 
         The k-th smallest of M independent draws is the quantile k / (M + 1): a further draw lies between the i-th and
         the j-th with probability (j - i) / (M + 1). So 0.9 needs 19 draws, and a level that is too high is refused.
-        Draws of a chain that resemble each other count for fewer: where too few are effective, a warning says so.
+        Draws of a chain that resemble each other count for fewer: where too few are effective, or where the halves of
+        their chain disagree (split R-hat above ``moiety.evaluation.chains.AGREE``), a warning says so.
 
         An interval of observations is that of the mixture of normals around the draws, which are first moved apart so
         that its spread is, on average, that of observations around the mean of M draws. For a normal posterior and
@@ -97,29 +99,38 @@ class Predictive:
         number("noise", noise, ">= 0 and finite", lambda x: 0 <= x < np.inf)
         low, high = (1 - level) / 2, (1 + level) / 2
         if noise > 0:
-            self._warn_of_few(FEWEST, f"an interval of observations needs {FEWEST}")
+            self._warn_of_chain(FEWEST, f"an interval of observations needs {FEWEST}")
             centres = self._spread_out()
             return _find_quantile(centres, low, noise), _find_quantile(centres, high, noise)
         self._check_level(level)
         ends = np.quantile(self.outputs, [low, high], axis=0, method="weibull")
         return ends[0], ends[1]
 
-    def _warn_of_few(self, least: int, why: str) -> None:
-        """Warn where the draws are worth fewer than are needed."""
+    def _warn_of_chain(self, least: int, why: str) -> None:
+        """Warn in one line where the draws are worth fewer than are needed, or the halves of their chain disagree."""
+        count, faults = len(self.outputs), []
         if self.effective is not None and self.effective < least - 0.5:
-            text = f"{len(self.outputs)} draws are worth {self.effective:.1f} independent ones, {why}: it is too narrow"
-            warnings.warn(f"{text}. Ask for more: run.predictive(client, x, draws=100).", stacklevel=3)
+            draws = "1 draw is" if count == 1 else f"{count} draws are"
+            faults.append(f"{draws} worth {self.effective:.1f} independent ones, {why}: it is too narrow")
+        if self.rhat is not None and self.rhat > AGREE:
+            faults.append(
+                f"the halves of the chain of these draws disagree (split R-hat {self.rhat:.2f}, above {AGREE})"
+            )
+        if faults:
+            more = f"Ask for more: run.predictive(client, x, draws={max(100, 2 * count)})."
+            warnings.warn(f"{'; '.join(faults)}. {more}", stacklevel=3)
 
     def _check_level(self, level: float) -> None:
         """Refuse a level whose ends would lie outside all draws."""
         count = len(self.outputs)
-        hint = "A model without a posterior has one: give `noise` for an interval of observations."
-        must(count > 1, "draws", "several for an interval of the output", count, hint)
         least = math.ceil((1 + level) / (1 - level) - 1e-9)  # 19 for 0.9, whose quotient is rounded up
+        hint = "A model without a posterior has one: give `noise` for an interval of observations. With a posterior,"
+        hint += f" ask run.predictive for draws={least} or more."
+        must(count > 1, "draws", "several for an interval of the output", count, hint)
         most = (count - 1) / (count + 1)
         hint = f"Ask run.predictive for draws={least} or more, or lower the level."
         must(count >= least, "level", f"<= {most:.4g}, the most that {count} draws can hold", level, hint)
-        self._warn_of_few(least, f"an interval of level {level:g} needs {least}")
+        self._warn_of_chain(least, f"an interval of level {level:g} needs {least}")
 
     def _spread_out(self) -> np.ndarray:
         """The draws, moved away from their mean.

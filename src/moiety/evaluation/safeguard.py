@@ -12,7 +12,8 @@ A candidate k gives the client's own model a weight w_k > 0 and the shared model
 
 The population says how gains are distributed: client i's true gain is normal, N(b_0 + b_1 h_i, tau^2), and the mean of
 its n rows is N(gain, s_i^2 / n) around that (Fay and Herriot 1979). b, tau and the variance of a row are estimated from
-all clients, once for each candidate: 32 numbers that the server sends. What a client concludes is the posterior
+all clients, once for each candidate. The server sends them: 33 numbers, with the default below. What a client concludes
+is the posterior
 
     gain_i | rows ~ N(m, v),
 
@@ -20,7 +21,12 @@ and with it what its next 200 rows will show: their mean gain is N(m, e^2), e^2 
 probability that this is a loss.
 
 **Rule**: among the candidates with m > 0 and a risk of at most alpha, take the one with the largest m - e; if there is
-none, take the shared model. With few rows a client goes with the population, with many it decides by itself.
+none, take the population's default. With few rows a client goes with the population, with many it decides by itself.
+
+**Default**: the shared model. Where no client at all has a candidate that it may take, rows are too few for each but
+perhaps not for all together: then the default is the mixture with the smallest weight, if the validation rows of all
+clients show that it is better (the mean gain of each client, in the probability of the right answer where there is one;
+Student's t over clients, one-sided, at level 0.01).
 
 **Bounds.** If the population is as described, at most a share alpha of the clients that leave the shared model is worse
 off over 200 more rows, and fewer in truth, for e^2 > v. Without the population's numbers each candidate is tested by
@@ -45,6 +51,8 @@ ALPHA = 0.1
 """How likely a client may be to lose by its choice."""
 AHEAD = 200
 """Over how many rows to come a loss counts as one."""
+DEFAULT_LEVEL = 0.01
+"""The level at which all validation rows together must show that the default is better than the shared model."""
 FEWEST_CLIENTS = 8
 """From how many clients with held-out rows a population is estimated."""
 PRIOR_ROWS = 10
@@ -58,12 +66,14 @@ class Evidence(NamedTuple):
 
     ``gains`` are those of its held-out rows [candidates, rows], multiplied by the row's weight over the mean weight;
     ``hint`` is the gain of the personal model in the mean loss of training rows. ``likely`` are the gains of the same
-    rows in the probability of the right answer, where there is one.
+    rows in the probability of the right answer, where there is one. The first ``validation`` rows are validation rows,
+    the others folds of training rows.
     """
 
     gains: np.ndarray
     hint: float
     likely: np.ndarray | None = None
+    validation: int = 0
 
     @property
     def joint(self) -> np.ndarray:
@@ -89,27 +99,33 @@ class Candidate(NamedTuple):
 
 
 class Population(NamedTuple):
-    """What the server sends: of hints the mean, the deviation and the ends, and the gains of each candidate."""
+    """What the server sends: of hints the mean, the deviation and the ends, and the gains of each candidate.
+
+    ``default`` is the weight of the personal model for clients that cannot tell by themselves.
+    """
 
     hint: tuple[float, float, float, float]
     candidates: tuple[Candidate, ...]
+    default: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """As a file holds it."""
-        return {"hint": list(self.hint), "candidates": [list(each) for each in self.candidates]}
+        candidates = [list(each) for each in self.candidates]
+        return {"hint": list(self.hint), "candidates": candidates, "default": self.default}
 
     @classmethod
     def from_dict(cls, table: Mapping[str, Any]) -> Population:
         """What ``as_dict`` wrote."""
         rows = [Candidate(tuple(b), tuple(v), float(t), float(s)) for b, v, t, s in table["candidates"]]
         mean, deviation, low, high = map(float, table["hint"])
-        return cls((mean, deviation, low, high), tuple(rows))
+        return cls((mean, deviation, low, high), tuple(rows), float(table["default"]))
 
 
 class Choice(NamedTuple):
     """A client's choice: the weight of its personal model (0 is the shared model), and what it is based on.
 
-    ``gain`` and ``risk`` are of the candidate taken; where none was, those of the personal model. ``p_better`` and
+    ``gain`` and ``risk`` are of the candidate taken; where none was, those of the personal model. The risk of the
+    population's default may be above alpha. ``p_better`` and
     ``p_worse`` are the p-values of the client's own held-out rows, personal against shared model.
     """
 
@@ -122,30 +138,58 @@ class Choice(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What the server sees of a client's evidence, once: the mean and variance of each candidate's gains, and hint."""
+    """What the server sees of a client's evidence, once: the mean and variance of each candidate's gains, and hint.
+
+    ``validation`` is the mean gain of the first candidate on validation rows, in the probability of the right answer
+    where there is one; None without such rows.
+    """
 
     means: tuple[float, ...]
     variances: tuple[float, ...]
     rows: int
     hint: float
+    validation: float | None = None
 
 
 def summarise(evidence: Evidence) -> Summary | None:
     """The numbers of a client that the population is estimated from; None where it has nothing to say."""
+    return _summarise(evidence) if evidence.gains.shape[1] and evidence.finite else None
+
+
+def _summarise(evidence: Evidence) -> Summary:
     rows = evidence.gains.shape[1]
-    if not rows or not evidence.finite:
-        return None
-    means = tuple(float(gains.mean()) for gains in evidence.joint)
+    means = tuple(float(gains.mean()) if rows else 0.0 for gains in evidence.joint)
     variances = tuple(float(gains.var(ddof=1)) if rows > 1 else 0.0 for gains in evidence.joint)
-    return Summary(means, variances, rows, evidence.hint)
+    first = (evidence.gains if evidence.likely is None else evidence.likely)[0, : evidence.validation]
+    return Summary(means, variances, rows, evidence.hint, float(first.mean()) if len(first) else None)
 
 
-def describe_population(clients: Sequence[Evidence]) -> Population | None:
+class Posterior(NamedTuple):
+    """What a client concludes of each candidate: mean and variance of its gain, and the variance of a row."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    row_variance: np.ndarray
+
+    @property
+    def error(self) -> np.ndarray:
+        """The standard deviation of the mean gain of the next rows."""
+        return np.asarray(np.sqrt(self.variance + self.row_variance / AHEAD))
+
+    @property
+    def risk(self) -> np.ndarray:
+        """The probability that the next rows show a loss."""
+        from scipy.special import ndtr
+
+        return np.asarray(ndtr(-self.mean / self.error))
+
+
+def describe_population(clients: Sequence[Evidence], alpha: float = ALPHA) -> Population | None:
     """Estimate how gains are distributed over clients; None where too few have held-out rows."""
-    return estimate_population([each for each in map(summarise, clients) if each is not None])
+    return estimate_population([each for each in map(summarise, clients) if each is not None], alpha)
 
 
-def estimate_population(summaries: Sequence[Summary]) -> Population | None:
+def estimate_population(summaries: Sequence[Summary], alpha: float = ALPHA) -> Population | None:
     """The same, of what clients sent.
 
     tau has a flat prior up to twice the deviation of the observed gains; b and tau^2 are means over its posterior.
@@ -164,7 +208,17 @@ def estimate_population(summaries: Sequence[Summary]) -> Population | None:
         row_variance = max(float((free * own).sum() / max(1, free.sum())), 1e-6)
         error = _join_variances(own, rows, row_variance) / rows
         candidates.append(_estimate(gains, error, design, row_variance))
-    return Population((mean, deviation, float(hints.min()), float(hints.max())), tuple(candidates))
+    population = Population((mean, deviation, float(hints.min()), float(hints.max())), tuple(candidates))
+    return population._replace(default=_choose_default(summaries, population, alpha))
+
+
+def _choose_default(summaries: Sequence[Summary], population: Population, alpha: float) -> float:
+    """The weight of the personal model for clients that cannot tell by themselves: the smallest, or 0."""
+    gains = np.array([client.validation for client in summaries if client.validation is not None])
+    mixtures = len(population.candidates) == len(WEIGHTS)
+    if not mixtures or len(gains) < FEWEST_CLIENTS or compute_p_value(gains) > DEFAULT_LEVEL:
+        return 0.0
+    return 0.0 if any(_find_safe(_conclude(each, population), alpha).any() for each in summaries) else WEIGHTS[0]
 
 
 def _join_variances(own: Any, rows: Any, common: float) -> Any:
@@ -196,24 +250,31 @@ def _estimate(gains: np.ndarray, error: np.ndarray, design: np.ndarray, row_vari
     return Candidate((float(b[0]), float(b[1])), covariance, spread, row_variance)
 
 
-def conclude(evidence: Evidence, population: Population) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The posterior mean and variance of a client's gain with each candidate, and the variance of a row."""
+def conclude(evidence: Evidence, population: Population) -> Posterior:
+    """What a client concludes of its gains, from its own rows and from the population."""
+    return _conclude(_summarise(evidence), population)
+
+
+def _conclude(client: Summary, population: Population) -> Posterior:
     mean, deviation, low, high = population.hint
-    hint = (min(max(evidence.hint, low), high) - mean) / deviation  # no client is told apart by extrapolation
-    rows = evidence.gains.shape[1]
+    hint = (min(max(client.hint, low), high) - mean) / deviation  # no client is told apart by extrapolation
     means, variances, row_variances = [], [], []
-    for gains, candidate in zip(evidence.joint, population.candidates, strict=True):
+    for gain, own, candidate in zip(client.means, client.variances, population.candidates, strict=True):
         (b_0, b_1), (v_00, v_01, v_11) = candidate.coefficients, candidate.covariance
         centre = b_0 + b_1 * hint
         uncertain = v_00 + 2 * v_01 * hint + v_11 * hint**2
-        own = float(gains.var(ddof=1)) if rows > 1 else 0.0
-        row_variance = float(_join_variances(own, rows, candidate.row_variance))
-        precision, prior = rows / row_variance, 1 / candidate.spread
+        row_variance = float(_join_variances(own, client.rows, candidate.row_variance))
+        precision, prior = client.rows / row_variance, 1 / candidate.spread
         total = prior + precision
-        means.append((prior * centre + precision * (gains.mean() if rows else 0.0)) / total)
+        means.append((prior * centre + precision * gain) / total)
         variances.append(1 / total + (prior / total) ** 2 * uncertain)
         row_variances.append(row_variance)
-    return np.array(means), np.array(variances), np.array(row_variances)
+    return Posterior(np.array(means), np.array(variances), np.array(row_variances))
+
+
+def _find_safe(posterior: Posterior, alpha: float) -> np.ndarray:
+    """Which candidates a client may take."""
+    return (posterior.risk <= alpha) & (posterior.mean > 0)
 
 
 def choose(
@@ -247,16 +308,18 @@ def choose(
         gain = evidence.gains.mean(1) if rows else np.zeros(len(weights))
         risk, error = np.array([compute_p_value(gains) for gains in evidence.gains]), np.zeros(len(weights))
         safe = risk <= alpha / len(weights)
+        safe &= gain > 0
+        default = 0.0
     else:
-        from scipy.special import ndtr
-
-        gain, variance, row_variance = conclude(evidence, population)
-        error = np.sqrt(variance + row_variance / AHEAD)
-        risk = ndtr(-gain / error)
-        safe = risk <= alpha
-    safe &= gain > 0
-    best = int(np.where(safe, gain - error, -np.inf).argmax()) if safe.any() else len(weights) - 1
-    weight = float(weights[best]) if safe.any() else 0.0
+        posterior = conclude(evidence, population)
+        gain, risk, error = posterior.mean, posterior.risk, posterior.error
+        safe = _find_safe(posterior, alpha)
+        default = population.default if population.default in weights else 0.0
+    if safe.any():
+        best = int(np.where(safe, gain - error, -np.inf).argmax())
+    else:
+        best = list(weights).index(default) if default else len(weights) - 1
+    weight = float(weights[best]) if safe.any() else default
     return Choice(weight, float(gain[best]), float(risk[best]), rows, better, worse)
 
 

@@ -7,7 +7,7 @@ experiment that a package brings under a name (entry-point group ``moiety.recipe
 from moiety.analysis.intervals import FAILS, HOLDS, UNDECIDED, claim, interval, table_row
 from moiety.experiments.experiment import Experiment
 from moiety.experiments.judge import claim_row, compare, count_verdicts, decide, score_row, show_interval
-from moiety.experiments.page import CI_NOTICE
+from moiety.experiments.page import CI_NOTICE, write_summary
 from moiety.experiments.plans import SCALES
 from moiety.experiments.records import Cell, Cells, Outcome, Page, Results, Row, Section, Watch, keep_clients
 from moiety.experiments.registry import list_recipes, load_recipe
@@ -39,4 +39,5 @@ __all__ = [
     "score_row",
     "show_interval",
     "table_row",
+    "write_summary",
 ]

@@ -1,4 +1,4 @@
-"""Writes the page of an experiment: ``table.md``, ``table.json`` and the figures."""
+"""Writes the page of an experiment: ``table.md``, ``table.json`` and the figures; and pages that sum up others."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from moiety.reports.tables import markdown
 
 if TYPE_CHECKING:
     from moiety.experiments.experiment import Experiment
+    from moiety.reports.figures import Figure
 
 CI_NOTICE = "Scale ci only shows that the recipe runs: scores of so little training say nothing about the methods."
 """What the page says at that scale, and its closing sentence."""
@@ -31,7 +32,7 @@ def write_page(
 ) -> Outcome:
     """The page as text; with a folder it is written there, with the numbers and the figures. ``run`` is the id."""
     head = describe_run(experiment.name, options, results)
-    parts = [*_opening(experiment, head), page.about, *(show_section(section) for section in page.sections)]
+    parts = [*_write_opening(experiment, head), page.about, *(show_section(section) for section in page.sections)]
     if out is not None:
         from moiety.files import write_file
         from moiety.seals import TABLE, TABLE_FORMAT, write_sealed
@@ -42,6 +43,22 @@ def write_page(
         write_file(out / "table.md", ("\n\n".join(parts) + "\n").encode(), private=False)
     sentence = CI_NOTICE if head["scale"] == "ci" else page.sentence
     return Outcome("\n\n".join(parts), sentence, results)
+
+
+def write_summary(out: Path, text: str, *, figures: Mapping[str, Figure], table: Row | None = None) -> None:
+    """Write a page that sums up the pages of several recipes: ``README.md``, the figures and, if given, ``table.json``.
+
+    For pages that are made from tables of runs that have ended. ``figures`` are by file name.
+    """
+    from moiety.files import make_folder, write_file, write_json
+    from moiety.reports.figures import save
+
+    make_folder(out, private=False)
+    for file, figure in figures.items():
+        save(figure, out / file)
+    if table is not None:
+        write_json(out / "table.json", table, private=False)
+    write_file(out / "README.md", text.encode(), private=False)
 
 
 def describe_run(name: str, options: Row, results: Results) -> Row:
@@ -92,7 +109,7 @@ def find_commit() -> str | None:
         return None
 
 
-def _opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[str]:
+def _write_opening(experiment: Experiment[Any], head: Mapping[str, Any]) -> Iterator[str]:
     yield f"# {head['recipe']}, scale {head['scale']}"
     versions = ", ".join(f"{name} {version}" for name, version in head["versions"].items())
     engines = f"engine {' and '.join(head['engines'])}; " if head["engines"] else "no engine, but a loop of its own; "

@@ -18,9 +18,9 @@ PLAIN = (bool, int, float)
 def plain_fields(plan: Any) -> dict[str, Any]:
     """The fields that can be set, with their values: plain ones of the plan and of the dataclasses that it holds."""
     table: dict[str, Any] = {}
-    for part in _parts(plan):
+    for part in _list_parts(plan):
         values = {field.name: getattr(part, field.name) for field in fields(part)}
-        table |= {name: value for name, value in values.items() if _plain(value)}
+        table |= {name: value for name, value in values.items() if _is_plain(value)}
     return table
 
 
@@ -40,7 +40,7 @@ def _change(plan: Any, name: str, value: Any) -> Any:
     changes: dict[str, Any] = {}
     for field in fields(plan):
         inner = getattr(plan, field.name)
-        if field.name == name and _plain(inner):
+        if field.name == name and _is_plain(inner):
             changes[name] = value
         elif is_dataclass(inner):
             changes[field.name] = _change(inner, name, value)
@@ -49,16 +49,16 @@ def _change(plan: Any, name: str, value: Any) -> Any:
     return replace(plan, **changes)
 
 
-def _parts(plan: Any) -> Iterator[Any]:
+def _list_parts(plan: Any) -> Iterator[Any]:
     yield plan
     for field in fields(plan):
         inner = getattr(plan, field.name)
         for each in inner if isinstance(inner, tuple) else (inner,):
             if is_dataclass(each) and not isinstance(each, type):
-                yield from _parts(each)
+                yield from _list_parts(each)
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(isinstance(each, PLAIN) for each in value))
 
 

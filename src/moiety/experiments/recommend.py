@@ -260,8 +260,8 @@ def _make_rows(contest: Contest) -> list[Row]:
         }
         if best["score"] is not None:
             reference = contest.references[rung]["clients"]
-            how: dict[str, Any] = {"higher_is_better": search.higher_is_better, "seed": search.seed}
-            row |= describe_clients(best["clients"], reference, **how)
+            options: dict[str, Any] = {"higher_is_better": search.higher_is_better, "seed": search.seed}
+            row |= describe_clients(best["clients"], reference, **options)
         rows.append(row)
     sign = -1 if search.higher_is_better else 1
     return sorted(rows, key=lambda row: (-row["rung"], row["score"] is None, sign * (row["score"] or 0.0)))

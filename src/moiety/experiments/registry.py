@@ -12,12 +12,20 @@ GROUP = "moiety.recipes"
 
 
 def list_recipes() -> list[str]:
-    """The names of all recipes. None of them is imported."""
+    """The names of all recipes. None of them is imported.
+
+    >>> "quickstart" in list_recipes()
+    True
+    """
     return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def load_recipe(name: str) -> Experiment[Any]:
-    """Import the recipe of this name, and no other."""
+    """Import the recipe of this name, and no other.
+
+    >>> load_recipe("quickstart").name
+    'quickstart'
+    """
     choice("recipe", name, list_recipes())
     entries = {entry.value: entry for entry in entry_points(group=GROUP) if entry.name == name}
     must(len(entries) == 1, "recipe", "brought by one package", f"{name} from {' and '.join(sorted(entries))}")

@@ -42,7 +42,7 @@ def run(
     options, run = _settle(experiment, request, out, resume)
     choice("scale", options["scale"], SCALES)
     check_engine(engine or experiment.engine)
-    plan, seeds = _plan(experiment, options)
+    plan, seeds = _make_plan(experiment, options)
     from moiety.data.sources.provenance import note_files  # here: lists of recipes do without NumPy
 
     with note_files() as files:
@@ -82,7 +82,7 @@ def _settle(experiment: Experiment[Any], request: Row, out: Path | None, resume:
         more = experiment.extensible and key == "rounds" and (record[key] or 0) < (value or 0)
         hint = "Leave it out, or begin in another folder."
         must(more or value == record[key], key, f"{record[key]}, as the recipe began", value, hint)
-    same = _fingerprint(_plan(experiment, record)[0]) == record["plan"]
+    same = _fingerprint(_make_plan(experiment, record)[0]) == record["plan"]
     hint = "Use the version of the recipe that began it, or begin in another folder."
     must(same, "plan", f"the one that the recipe in {out} began with", "another, for the same options", hint)
     return options, str(record["run"])
@@ -92,7 +92,7 @@ def _fingerprint(plan: Any) -> str:
     return digest(json.dumps(describe_plan(plan)).encode())
 
 
-def _plan(experiment: Experiment[Any], options: Row) -> tuple[Any, range]:
+def _make_plan(experiment: Experiment[Any], options: Row) -> tuple[Any, range]:
     """The plan with all changes, and the seeds."""
     scale = options["scale"]
     plan = experiment.plan("laptop" if scale == "night" and not experiment.night else scale)
@@ -190,7 +190,7 @@ class Runner:
         callback = self.watch(cell.label, folder)
         own = options.get("callbacks", ())
         extras = {"callbacks": own if callback is None else [*own, callback], "progress": False}
-        options |= {"engine": self._engine(cell, options.get("engine")), **extras}
+        options |= {"engine": self._choose_engine(cell, options.get("engine")), **extras}
         if self.device is not None:
             options["settings"] = replace(options.get("settings") or Settings(), device=self.device)
         if folder is not None and (folder / "config.toml").is_file():
@@ -204,7 +204,7 @@ class Runner:
             self.runs[cell.key] = run
         return {**cell.keep(run), "engine": run.engine}
 
-    def _engine(self, cell: Cell, option: str | None) -> str:
+    def _choose_engine(self, cell: Cell, option: str | None) -> str:
         """The engine asked for; where it is left open, the one that the cell's group has measured."""
         from moiety.engines.auto import OPEN
 

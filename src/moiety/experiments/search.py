@@ -65,7 +65,7 @@ class Trial(NamedTuple):
 
 
 def name_start(local: bool) -> str:
-    """What a start is called."""
+    """The name of the run that candidates start from."""
     return "start of local training" if local else "common start"
 
 
@@ -149,7 +149,7 @@ class Search:
         """What a start scores on validation rows."""
 
         def work() -> Row:
-            with failures() as row:
+            with catch_failure() as row:
                 row["score"] = _score(self.begin(local, self.seed, rounds, rate).clients)
             return row
 
@@ -160,7 +160,7 @@ class Search:
         """What a candidate scores on validation rows, client by client, and what it costs."""
 
         def work() -> Row:
-            with failures() as row:
+            with catch_failure() as row:
                 run, start = self._train(candidate, trial)
                 row |= {"score": _score(run.clients), "clients": _keep_rows(run.clients), **_count_costs(run, start)}
                 row["best_round"] = run.last["round"]
@@ -200,7 +200,7 @@ class Search:
             for engine in dict.fromkeys((self.engine, "sequential")):
                 self.engine = engine
                 try:
-                    seconds = self._time(example, 1)
+                    seconds = self._measure_seconds(example, 1)
                 except MoietyError as error:
                     if engine == "sequential" or "engine" not in str(error):
                         raise
@@ -209,7 +209,7 @@ class Search:
             if isinstance(budget, int):
                 return {"budget": budget, "engine": self.engine}
             rounds = max(1, min(MEASURED, int(SMALL * budget / seconds)))
-            speed = CAREFUL * 2 * rounds * self.rows / self._time(example, rounds)
+            speed = CAREFUL * 2 * rounds * self.rows / self._measure_seconds(example, rounds)
             return {"budget": int(float(f"{budget * speed:.2g}")), "engine": self.engine, "speed": speed}
 
         row = self._run(Cell(key=("budget",), work=work))
@@ -221,7 +221,7 @@ class Search:
         pace = (self.seconds - self.measuring) / self.evaluations if self.evaluations else 0.0
         return self.seconds + pace * rounds * self.rows
 
-    def _time(self, example: Candidate, rounds: int) -> float:
+    def _measure_seconds(self, example: Candidate, rounds: int) -> float:
         """The seconds of some rounds of FedAvg, and of as much of a candidate."""
         self.starts, began = {}, time.perf_counter()
         self._train(example, Trial(rounds, self.work.lr, rounds, self.work.lr, self.seed))
@@ -284,7 +284,7 @@ class Search:
 
 
 @contextlib.contextmanager
-def failures() -> Iterator[Row]:
+def catch_failure() -> Iterator[Row]:
     """A row to fill in; where training diverges it says so, and has no score. Warnings of rounds are not shown."""
     row: Row = {"score": None}
     try:

@@ -113,7 +113,7 @@ def sweep(
 
 
 def check_seeds(seeds: int | Sequence[int]) -> list[int]:
-    """The seeds that a number of them, or a list, means."""
+    """The seeds of a list; for a number, so many from 0 on."""
     if is_whole(seeds):
         whole("seeds", seeds, 1)
         return list(range(int(seeds)))  # type: ignore[arg-type]
@@ -322,13 +322,15 @@ def _choose_best(rows: Sequence[Row]) -> tuple[Row | None, str]:
 
 
 def show_score(score: Row | None, metric: str) -> str:
-    """A mean with its interval over seeds, as a reader wants it.
+    """A mean with its interval over seeds, as a reader wants it: within what a share can be.
 
-    >>> show_score({"ours": 0.5, "interval": [0.4, 0.6]}, "accuracy"), show_score(None, "mse")
-    ('50.0% [40.0%, 60.0%]', '-')
+    >>> show_score({"ours": 0.9, "interval": [0.78, 1.02]}, "accuracy"), show_score(None, "mse")
+    ('90.0% [78.0%, 100.0%]', '-')
     """
     if score is None:
         return "-"
     ends = score["interval"]
+    if ends is not None and is_percentage(metric):
+        ends = [min(max(end, 0.0), 1.0) for end in ends]
     interval = "" if ends is None else f" [{', '.join(format_metric(end, metric) for end in ends)}]"
     return f"{format_metric(score['ours'], metric)}{interval}"

@@ -1,7 +1,7 @@
 """``tune``: searches values of a file with Optuna, by validation rows, and stops trials that fall behind.
 
-Optuna's sampler has a seed and is told the same numbers again when a search goes on. So it proposes the same trials
-again, and what was kept of them takes the place of running them: nothing of Optuna needs to be stored.
+When a search continues, Optuna's sampler has the same seed and is told the same scores. So it proposes the same trials
+again, whose results are read instead of computed. Nothing of Optuna needs to be stored.
 """
 
 from __future__ import annotations

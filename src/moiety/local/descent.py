@@ -57,7 +57,7 @@ def continue_training(
     Returns:
         The new model, the mean loss over the steps, each at the parameters before its step, and the new memory.
     """
-    options = {name: how for names, how in parts.items() for name in names}
+    options = {name: optimiser for names, optimiser in parts.items() for name in names}
     model = dict(model)
     if not options:  # nothing to train: no step, and no forward pass that could move a buffer
         return model, torch.zeros_like(work.examples), memory
@@ -66,7 +66,7 @@ def continue_training(
     rates = find_rates(work, options, centre)
     losses: list[Tensor] = []
     actives: list[Tensor] = []
-    if len(rates) == len(options) and not any(how.pull for how in options.values()):
+    if len(rates) == len(options) and not any(optimiser.pull for optimiser in options.values()):
         model, losses, actives, batches = train_chain(loss_of, model, rates, batches)
     if work.gradient is autograd_gradient and max(model[name].numel() for name in options) < steps.LEAST:
         rates = {}
@@ -74,7 +74,7 @@ def continue_training(
     history = memory.moments if memory else {}
     moments = dict(history)
     step_count: int | Tensor = 0
-    counting = bool(memory) or any(how.counts_steps for how in options.values())
+    counting = bool(memory) or any(optimiser.counts_steps for optimiser in options.values())
     for batch in batches:
         active = batch["mask"].any() if "mask" in batch else None
         # From the second step on the trained tensors are ours, and may be edited in place.
@@ -94,17 +94,17 @@ def continue_training(
         if counting:
             step_count = step_count + (1 if active is None else active.to(work.examples.dtype))
         for name, g in gradients.items():
-            how, p = options[name], model[name]
+            optimiser, p = options[name], model[name]
             count = memory.steps + step_count if memory and name in history else step_count
-            offset = p - centre[name] if how.pull and centre is not None else None
-            g, new_moments = find_direction(how, p, g, offset, moments.get(name, ()), count)
+            offset = p - centre[name] if optimiser.pull and centre is not None else None
+            g, new_moments = find_direction(optimiser, p, g, offset, moments.get(name, ()), count)
             moments[name] = keep_moments(active, new_moments, moments.get(name))
             if isinstance(factor, Tensor):
                 g = g * factor.to(g.dtype)
             if active is not None:
                 g = torch.where(active, g, 0)
             step = p.sub_ if losses else p.sub
-            model[name] = step(g, alpha=how.lr * work.scale)
+            model[name] = step(g, alpha=optimiser.lr * work.scale)
         for name, value in buffers.items():
             model[name] = value if active is None else torch.where(active, value, model[name])
         losses.append(loss if active is None else torch.where(active, loss, 0))
@@ -119,19 +119,19 @@ def continue_training(
 
 
 def find_direction(
-    how: Optimiser, p: Tensor, g: Tensor, pulled: Tensor | None, moments: Moments, step: int | Tensor
+    optimiser: Optimiser, p: Tensor, g: Tensor, distance: Tensor | None, moments: Moments, step: int | Tensor
 ) -> tuple[Tensor, Moments]:
     """The direction of a step with decay and pull in their places, and what is remembered.
 
-    ``pulled`` is the parameter minus the point that it is pulled to; None where nothing pulls.
+    ``distance`` is the parameter minus the point that it is pulled to; None where nothing pulls.
     """
-    if how.weight_decay and not how.decoupled:
-        g = g.add(p, alpha=how.weight_decay)
-    if pulled is not None:
-        g = g.add(pulled, alpha=how.pull)
-    g, moments = how.direction(g, moments, step)
-    if how.weight_decay and how.decoupled:
-        g = g.add(p, alpha=how.weight_decay)
+    if optimiser.weight_decay and not optimiser.decoupled:
+        g = g.add(p, alpha=optimiser.weight_decay)
+    if distance is not None:
+        g = g.add(distance, alpha=optimiser.pull)
+    g, moments = optimiser.direction(g, moments, step)
+    if optimiser.weight_decay and optimiser.decoupled:
+        g = g.add(p, alpha=optimiser.weight_decay)
     return g, moments
 
 
@@ -158,7 +158,7 @@ def split_objective(
 
 
 def accumulate_gradients(
-    work: Work, loss_of: LossFunction, model: Params, names: Collection[str], batch: Batch, how: Optimiser
+    work: Work, loss_of: LossFunction, model: Params, names: Collection[str], batch: Batch, optimiser: Optimiser
 ) -> tuple[Params, Tensor, Params]:
     """The gradient of a batch, its loss, and the buffers that moved, computed in micro-batches one by one.
 
@@ -168,7 +168,7 @@ def accumulate_gradients(
     total: Params = {}
     buffers: Params = {}
     losses = []
-    for piece in cut_batch(batch, how):
+    for piece in cut_batch(batch, optimiser):
         objective, at = split_objective(loss_of, {**model, **buffers}, names, piece)
         gradients, loss, new_buffers = work.gradient(objective, at)
         share: float | Tensor
@@ -185,10 +185,10 @@ def accumulate_gradients(
     return total, torch.stack(losses).sum(), buffers
 
 
-def cut_batch(batch: Batch, how: Optimiser) -> Iterator[Batch]:
+def cut_batch(batch: Batch, optimiser: Optimiser) -> Iterator[Batch]:
     """The micro-batches of a step. With all rows in one batch, there are ``accumulate`` of them."""
     rows = len(next(iter(batch.values())))
-    size = -(-rows // how.accumulate) if how.batch_size in (ALL, None) else int(how.batch_size)
+    size = -(-rows // optimiser.accumulate) if optimiser.batch_size in (ALL, None) else int(optimiser.batch_size)
     for at in range(0, rows, size):
         yield {name: column[at : at + size] for name, column in batch.items()}
 
@@ -205,7 +205,7 @@ def find_rates(work: Work, options: Mapping[str, Optimiser], centre: Params | No
     if work.gradient not in (autograd_gradient, block_gradient):
         return {}
     return {
-        name: Rate(how.lr * work.scale, how.weight_decay + (0 if centre is None else how.pull))
-        for name, how in options.items()
-        if not how.orders
+        name: Rate(optimiser.lr * work.scale, optimiser.weight_decay + (0 if centre is None else optimiser.pull))
+        for name, optimiser in options.items()
+        if not optimiser.orders
     }

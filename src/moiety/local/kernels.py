@@ -176,20 +176,20 @@ def mala(*, step: float | None = None, acceptance: float = 0.574) -> Kernel:
         value, gradient, _ = (*target.at(z), None) if memory is None else memory
         xi = normal(key, z, *words, "proposal")
         if root is None:
-            proposed = z + step * gradient + _sqrt(2 * step) * xi
-            new_value, back = target.at(proposed)
-            forth = (proposed - z - step * gradient).double().square().sum()
-            home = (z - proposed - step * back).double().square().sum()
+            proposal = z + step * gradient + _sqrt(2 * step) * xi
+            new_value, back = target.at(proposal)
+            forth = (proposal - z - step * gradient).double().square().sum()
+            home = (z - proposal - step * back).double().square().sum()
         else:  # the same in the coordinates root^-1 z
-            proposed = z + root @ (step * (root @ gradient) + _sqrt(2 * step) * xi)
-            new_value, back = target.at(proposed)
+            proposal = z + root @ (step * (root @ gradient) + _sqrt(2 * step) * xi)
+            new_value, back = target.at(proposal)
             forth = 2 * step * xi.double().square().sum()
             home = (step * (root @ (gradient + back)) + _sqrt(2 * step) * xi).double().square().sum()
         ratio = new_value - value + (forth - home) / (4 * step)
         accepted = uniform(key, (), *words, "accept").log() < ratio  # a NaN is refused
         chance = torch.where(ratio.isnan(), 0.0, ratio.clamp(max=0.0).exp()).double()
         new_memory = torch.where(accepted, new_value, value), torch.where(accepted, back, gradient), chance
-        return torch.where(accepted, proposed, z), new_memory
+        return torch.where(accepted, proposal, z), new_memory
 
     return Kernel(step_or_stay, acceptance=acceptance if step is None else None)
 

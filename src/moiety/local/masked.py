@@ -13,7 +13,7 @@ from moiety.local.verbs import apply_masks, spread_masks
 from moiety.types import Objective, Params, Work
 
 
-class Masked(NamedTuple):
+class OwnMask(NamedTuple):
     """The client's mask, and whether it was ever asked.
 
     ``personal`` is empty, or the running statistics of BatchNorm where they are the client's own.
@@ -24,12 +24,12 @@ class Masked(NamedTuple):
     asked: Tensor
 
 
-def begin_masked(shared: Params, personal: Params, mask: Params) -> Masked:
+def begin_own_mask(shared: Params, personal: Params, mask: Params) -> OwnMask:
     """The state of a client before it is asked."""
-    return Masked(personal, mask, next(iter(shared.values())).new_zeros((), dtype=torch.bool))
+    return OwnMask(personal, mask, next(iter(shared.values())).new_zeros((), dtype=torch.bool))
 
 
-def masks_differ(state: Masked, one: Params, other: Params) -> Tensor:
+def masks_differ(state: OwnMask, one: Params, other: Params) -> Tensor:
     """Whether two sets of masks differ anywhere, as a tensor without axes."""
     differs = torch.zeros_like(state.asked)
     for name, mask in one.items():
@@ -37,7 +37,7 @@ def masks_differ(state: Masked, one: Params, other: Params) -> Tensor:
     return differs
 
 
-def masked_model(received: Params, state: Masked) -> tuple[Params, Params]:
+def masked_model(received: Params, state: OwnMask) -> tuple[Params, Params]:
     """The two parts that a client predicts with: m_k * w, and what it has of its own."""
     return apply_masks(received, state.mask), state.personal
 
@@ -59,6 +59,6 @@ def masked_work(work: Work, mask: Params) -> Work:
     return replace(work, gradient=gradient)
 
 
-def mask_densities(state: Masked) -> dict[str, float]:
+def mask_densities(state: OwnMask) -> dict[str, float]:
     """The share of active weights by name."""
     return {name: float(m.sum()) / m.numel() for name, m in state.mask.items()}

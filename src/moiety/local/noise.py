@@ -46,13 +46,13 @@ class Likelihood:
         return self.noise == LEARNED
 
     def log_noise(self, received: Params) -> Tensor | None:
-        """log s of squared errors; None where there is a weight instead."""
+        """log s; None where the loss has a fixed weight instead."""
         if isinstance(self.noise, int | float):
             return torch.tensor(math.log(self.noise), dtype=torch.float64)
         return received[NOISE] if self.learns else None
 
     def deviation(self, received: Params) -> float | None:
-        """s, the deviation of observations; None where there is a weight instead."""
+        """s, the deviation of observations; None where the loss has a fixed weight instead."""
         log_noise = self.log_noise(received)
         return None if log_noise is None else float(log_noise.exp())
 
@@ -93,7 +93,9 @@ def describe_errors(
 def advance_noise(log_noise: Tensor, squares: Tensor, count: Tensor, gain: Tensor) -> Tensor:
     """Move s^2 towards the mean square of residuals, by a share ``gain`` of the way; log s is held.
 
-    ``squares`` are divided by the present s^2. Without residuals s stays.
+    ``squares`` are divided by the present s^2. Without residuals s stays. Where all residuals are 0, as for an outcome
+    that is constant, s falls in every round; it stops where 1 / s^2 would leave the numbers of its precision.
     """
     ratio = torch.where(count > 0, squares / count, 1.0)
-    return log_noise + torch.log1p((gain * (ratio - 1)).clamp(min=-0.99)).to(log_noise.dtype) / 2
+    moved = log_noise + torch.log1p((gain * (ratio - 1)).clamp(min=-0.99)).to(log_noise.dtype) / 2
+    return moved.clamp(min=math.log(torch.finfo(log_noise.dtype).tiny) / 4)

@@ -72,23 +72,23 @@ def init_normalised(params: Params) -> Params:
     return {**zeros, COUNT: zero, NORM: zero}
 
 
-def step_normalised(point: Params, described: Params, kept: Params, lr: float) -> tuple[Params, Params]:
+def step_normalised(point: Params, features: Params, memory: Params, lr: float) -> tuple[Params, Params]:
     """The next point, and what is kept after it."""
-    scale = {n: torch.maximum(kept[f"{SCALE}{n}"], described[f"{LARGEST}{n}"]) for n in point}
-    count = kept[COUNT] + described[WEIGHT]
-    norm = kept[NORM] + _add(_divide(described[f"{SQUARES}{n}"], s.square()) for n, s in scale.items())
-    sums = {n: kept[f"{SUM}{n}"] + described[n].square() for n in point}
+    scale = {n: torch.maximum(memory[f"{SCALE}{n}"], features[f"{LARGEST}{n}"]) for n in point}
+    count = memory[COUNT] + features[WEIGHT]
+    norm = memory[NORM] + _add(_divide(features[f"{SQUARES}{n}"], s.square()) for n, s in scale.items())
+    sums = {n: memory[f"{SUM}{n}"] + features[n].square() for n in point}
     usual = _divide(count, norm).sqrt()
     rates = {
         n: (usual * _divide(torch.ones_like(s), s * sums[n].sqrt()).double()).to(s.dtype) for n, s in scale.items()
     }
-    pull = lr * CURVATURE * _add(rates[n] * described[f"{SQUARES}{n}"] for n in point)
+    pull = lr * CURVATURE * _add(rates[n] * features[f"{SQUARES}{n}"] for n in point)
     length = lr * torch.where(pull > 0, _divide(-torch.expm1(-pull), pull), 1.0)
     after = {}
     for n, w in point.items():
-        old = kept[f"{SCALE}{n}"]
+        old = memory[f"{SCALE}{n}"]
         shrink = torch.where(old > 0, _divide(old, scale[n]), 1.0)
-        after[n] = w * shrink - (length * (rates[n] * described[n]).double()).to(w.dtype)
+        after[n] = w * shrink - (length * (rates[n] * features[n]).double()).to(w.dtype)
     now = {f"{SCALE}{n}": s for n, s in scale.items()} | {f"{SUM}{n}": g for n, g in sums.items()}
     return after, {**now, COUNT: count, NORM: norm}
 

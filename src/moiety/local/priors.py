@@ -70,7 +70,7 @@ def gaussian(
         scale_decay: log p(log sigma) = -(scale_decay / 2) ||log sigma - log scale||^2.
     """
     options = (scale, mean, spread, least, most, mean_decay, scale_decay)
-    return _location_scale(lambda x: -x.square() / 2, normal, 2, *options)
+    return _make_location_scale(lambda x: -x.square() / 2, normal, 2, *options)
 
 
 @recorded
@@ -95,7 +95,7 @@ def laplace(
     [-5.0, -12.5]
     """
     options = (scale, mean, spread, least, most, mean_decay, scale_decay)
-    return _location_scale(lambda x: -x.abs(), draw_laplace, 1, *options)
+    return _make_location_scale(lambda x: -x.abs(), draw_laplace, 1, *options)
 
 
 def draw_laplace(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
@@ -104,7 +104,7 @@ def draw_laplace(key: Tensor, like: Tensor, *words: str | int) -> Tensor:
     return (-u.sign() * torch.log1p(-2 * u.abs())).to(like.dtype)
 
 
-def _location_scale(
+def _make_location_scale(
     log_shape: Callable[[Tensor], Tensor],
     noise: Callable[..., Tensor],
     power: int,

@@ -74,8 +74,8 @@ def _apply_inverse_hessian(gradient: Tensor, moves: Tensor, bends: Tensor) -> Te
     for k in reversed(range(len(moves))):
         weights.append(rho[k] * (moves[k] @ q))
         q = q - weights[-1] * bends[k]
-    squared = bends[-1] @ bends[-1]
-    q = q * torch.where(present[-1], products[-1] / torch.where(present[-1], squared, 1), 1)
+    square = bends[-1] @ bends[-1]
+    q = q * torch.where(present[-1], products[-1] / torch.where(present[-1], square, 1), 1)
     for k, weight in enumerate(reversed(weights)):
         q = q + (weight - rho[k] * (bends[k] @ q)) * moves[k]
     return q

@@ -221,7 +221,7 @@ def local_work(
     name: str,
     value: object,
     make: Callable[[float], Any],
-    wanted: type[Value],
+    work_type: type[Value],
     builders: str,
     *,
     hint: str = "",
@@ -234,7 +234,7 @@ def local_work(
         name: ``shared`` or ``personal``, for messages.
         value: a number stands for ``make(number)``.
         make: ``sgd`` or ``online``.
-        wanted: the class of values that the algorithm takes.
+        work_type: the class of values that the algorithm takes.
         builders: the names of the functions that make such values, for messages.
         hint: what to do about any other value.
         without: options that the algorithm does not have.
@@ -244,7 +244,7 @@ def local_work(
         check_rate(name, value)
         value = make(float(value))
     hint = hint or f"As in {name}=0.1 or {name}=moiety.{make.__name__}(0.1, epochs=5)."
-    kind(name, value, wanted, f"a learning rate or what {builders} makes", hint)
+    kind(name, value, work_type, f"a learning rate or what {builders} makes", hint)
     presets = {each.name: each.default for each in fields(value)}  # type: ignore[arg-type]
     for option in without:
         setting = getattr(value, option)

@@ -78,7 +78,7 @@ def conjugate_gradient(*, steps: int, tolerance: float | None = None) -> Solver:
             rr = torch.where(active, new, rr)
         return x
 
-    return Solver(Phase(1, None, WHOLE, False), _newton(newton))
+    return Solver(Phase(1, None, WHOLE, False), _make_newton_solver(newton))
 
 
 @recorded
@@ -113,7 +113,7 @@ def exact() -> Solver:
         inverse = torch.linalg.pinv(torch.where(fine, hessian, 0).double(), rtol=_negligible(gradient), hermitian=True)
         return torch.where(fine, -(inverse @ gradient.double()), math.nan).to(gradient.dtype)
 
-    return Solver(Phase(1, None, WHOLE, False), _newton(newton))
+    return Solver(Phase(1, None, WHOLE, False), _make_newton_solver(newton))
 
 
 @recorded
@@ -151,7 +151,7 @@ def lbfgs(*, steps: int, memory: int = 10) -> Solver:
         values: list[Tensor] = []
         for batch in batches:
             point = to_vector(start) if search is None else search.trial
-            gradient, value, buffers = work.gradient(_objective(work, loss_of, model, batch), {W: point})
+            gradient, value, buffers = work.gradient(_make_objective(work, loss_of, model, batch), {W: point})
             search = begin(point, value, gradient[W], memory) if search is None else search.next(value, gradient[W])
             model = {**model, **buffers}
             values.append(search.value)
@@ -162,7 +162,7 @@ def lbfgs(*, steps: int, memory: int = 10) -> Solver:
     return Solver(Phase(steps + 1, None, WHOLE, False), solve)
 
 
-def _newton(
+def _make_newton_solver(
     step: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor],
 ) -> Callable[[Work, Params, Iterable[Batch]], tuple[Params, Tensor]]:
     """A solver that moves the personal parameters by ``step(gradient, product with the Hessian)``."""
@@ -172,7 +172,7 @@ def _newton(
         for batch in batches if work.personal else ():
             start = {name: model[name] for name in work.personal}
             point = to_vector(start)
-            gradient = torch.func.grad_and_value(_objective(work, work.task.loss, model, batch), has_aux=True)
+            gradient = torch.func.grad_and_value(_make_objective(work, work.task.loss, model, batch), has_aux=True)
             slope, backward, (value, buffers) = torch.func.vjp(gradient, {W: point}, has_aux=True)  # type: ignore[misc]
 
             def curvature(vector: Tensor, backward: Any = backward) -> Tensor:
@@ -186,7 +186,7 @@ def _newton(
     return solve
 
 
-def _objective(work: Work, loss_of: LossFunction, model: Params, batch: Batch) -> Objective:
+def _make_objective(work: Work, loss_of: LossFunction, model: Params, batch: Batch) -> Objective:
     """The mean loss of a batch, from the personal parameters one below the other, under the name ``W``."""
     like = {name: model[name] for name in work.personal}
 
@@ -209,12 +209,12 @@ def solver_work(name: str, value: Solver | Optimiser) -> Solver:
         kind(name, value, Solver, "an inner solver or what moiety.sgd, adam or adamw makes", hint)
         return value
     must(value.epochs is not None or value.steps is not None, f"{name}.steps", f"given, or {name}.epochs", "neither")
-    how = optimiser_work(name, value, batch_size="all")
+    optimiser = optimiser_work(name, value, batch_size="all")
 
     def solve(work: Work, model: Params, batches: Iterable[Batch]) -> tuple[Params, Tensor]:
-        return train(work, model, batches, {work.personal: how})
+        return train(work, model, batches, {work.personal: optimiser})
 
-    return Solver(how.phase, solve)
+    return Solver(optimiser.phase, solve)
 
 
 FRESH = "fresh"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from moiety.engines.sequential import Sequential
 from moiety.random import torch_seed
 from moiety.transport import device_memory
 from moiety.types import Algorithm, Batch, Names, Params, Tree, Work
+
+T = TypeVar("T")
 
 
 class Flops(NamedTuple):
@@ -75,7 +77,10 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
                 return algorithm.client_update(replace(work, batches=batches), received, state)
 
             functions = {"train": ClientFunction(train, tuple(algorithm.phases))}
-            Sequential(replace(problem, quiet=True, warned=set()), functions).map("train", [job], received, RoundInfo())
+            # The first time, partial evaluation tries its cut on a few rows, which is not training.
+            task = replace(problem.task, partial=counter.leave_out(problem.task.partial))
+            engine = Sequential(replace(problem, task=task, quiet=True, warned=set()), functions)
+            engine.map("train", [job], received, RoundInfo())
             mark("")
         flops = {phase: (0.0, dict.fromkeys(owners, 0.0)) for phase in algorithm.phases}
         for (phase, start, before), (_, end, after) in itertools.pairwise(marks):
@@ -90,7 +95,6 @@ def flops_per_example(problem: Problem, algorithm: Algorithm, received: Params, 
     epochs = [length.epochs for length in algorithm.phases.values()]
     twice = thrice = {}
     if any(number != 1 for number in epochs):
-        count(2)  # the first time, partial evaluation tries its cut on a few rows, which is not training
         twice, thrice = count(2), count(3)
     one = count(1) if 1 in epochs else {}
     flops = {}
@@ -111,10 +115,25 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
+        self.idle = False
+
+    def leave_out(self, function: Callable[..., T]) -> Callable[..., T]:
+        """The same function, whose operations are not counted."""
+
+        def call(*args: Any) -> T:
+            before, self.idle = self.idle, True
+            try:
+                return function(*args)
+            finally:
+                self.idle = before
+
+        return call
 
 
 def _count_operation(self: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     kwargs = kwargs or {}
+    if self.idle:
+        return function(*args, **kwargs)
     formula = flop_registry.get(function._overloadpacket)
     if formula is None and function not in INDIVISIBLE:
         with self:
@@ -139,10 +158,10 @@ OperationCounter.__torch_dispatch__ = _count_operation  # type: ignore[method-as
 
 @contextlib.contextmanager
 def count_by_module() -> Iterator[tuple[dict[nn.Module, float], OperationCounter]]:
-    """Count the operations of every module that is called, without those of modules within it; and those of all.
+    """Count the operations of each module that is called, without those of its children, and the total.
 
-    A backward pass counts with the call: as much again for a weight that is trained, and for an input that has a
-    gradient. (The counter's own account by module misplaces backward passes where a model has branches.)
+    The backward pass counts as part of the call: as many operations again for a weight that is trained, and as many for
+    an input that has a gradient. (The counter's own table by module misplaces backward passes of models with branches.)
     """
     modules: dict[nn.Module, float] = {}
     open_calls: list[list[float]] = []  # of each: operations before it, and those of modules within it
@@ -196,11 +215,11 @@ def _find_owners(problem: Problem, names: Names) -> dict[str, set[nn.Module]]:
 
 def job_flops(per_example: dict[str, Flops], job: Job) -> tuple[float, float]:
     """Operations of one client's turn, and those of them that go into the search for masks."""
-    phases = {phase: _phase_flops(per_example[phase], len(rows.order), job) for phase, rows in job.rows.items()}
+    phases = {phase: _count_phase_flops(per_example[phase], len(rows.order), job) for phase, rows in job.rows.items()}
     return sum(phases.values()), sum(flops for phase, flops in phases.items() if per_example[phase].search)
 
 
-def _phase_flops(cost: Flops, rows: int, job: Job) -> float:
+def _count_phase_flops(cost: Flops, rows: int, job: Job) -> float:
     each = cost.each
     if cost.densities is not None:
         densities = cost.densities(job.state)

@@ -1,4 +1,4 @@
-"""Runs that cannot be right any more: what shows it, and what is said about it."""
+"""Finds runs whose result can no longer be right, and says why."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,14 +18,14 @@ from moiety.engines.rows import Job, Rows
 from moiety.engines.sequential import Sequential
 from moiety.evaluation import Row, client_rows
 from moiety.evaluation.per_client import SHARED
-from moiety.loop.sets import predict_clients, predict_function, predict_pooled, score_sets
+from moiety.loop.sets import predict_clients, predict_functions, score_sets
 from moiety.transport import check_result, copy_out
 from moiety.types import Algorithm, Batch, ClientUpdate, Params, Phase, Task, Tree, Work
 
 EVALUATION_BATCH, POOLED_ROWS, STATES_AT_ONCE = 256, 512, 64
 
 
-def choose_evaluated(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
+def choose_evaluation_clients(data: FederatedData, options: Mapping[str, Any], seed: int) -> np.ndarray:
     """The clients that a run evaluates: all of them, or the same sample each time."""
     return uniform_cohort(len(data), options.get("evaluate_clients") or len(data), seed=seed, round=-1)
 
@@ -55,13 +55,14 @@ def client_functions(problem: Problem, algorithm: Algorithm) -> dict[str, Client
     functions = {
         "train": ClientFunction(train, tuple(algorithm.phases)),
         "adapt": ClientFunction(algorithm.adapt, tuple(algorithm.phases)),
-        "score": score_function(algorithm),
+        "score": score_function(algorithm.personal_model),
         "score_both": both_function(problem, algorithm),
         "score_shared": shared_function(problem, algorithm),
+        "score_shared_apart": shared_apart_function(problem, algorithm),
     }
     if algorithm.posterior and algorithm.posterior.go_on:
         functions["go_on"] = ClientFunction(algorithm.posterior.go_on, ("sample",))
-    return functions | ({"predict": predict_function(problem, algorithm)} if problem.task.sets else {})
+    return functions | (predict_functions(problem, algorithm) if problem.task.sets else {})
 
 
 def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
@@ -72,11 +73,14 @@ def adapt_phases(algorithm: Algorithm) -> Mapping[str, Phase]:
     }
 
 
-def score_function(algorithm: Algorithm) -> ClientFunction:
-    """Mean loss and metric of a client's personal model over its batches, and the metric's weight."""
+def score_function(find_model: Callable[[Params, Tree], tuple[Params, Params]]) -> ClientFunction:
+    """Mean loss and metric of a client's model over its batches, and the metric's weight.
+
+    ``find_model`` gives the two parts of the model, as ``Algorithm.personal_model`` does.
+    """
 
     def score(work: Work, received: Params, state: Tree) -> Tensor:
-        model = work.compose(*algorithm.personal_model(received, state))
+        model = work.compose(*find_model(received, state))
         sums = torch.zeros_like(work.examples).repeat(3)
         for batch in work.batches("score"):
             sums = sums + sum_scores(score_examples(work.task, work.task.scores(model, batch), batch), batch)
@@ -140,6 +144,12 @@ def shared_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
     return ClientFunction(score, ("score",), pooled=True)
 
 
+def shared_apart_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
+    """The mean scores of the shared model [3], client by client: a model that normalises by the batch needs that."""
+    parts = problem.shared_parts(algorithm)
+    return score_function(lambda received, state: parts(received))
+
+
 def score_examples(task: Task, scores: tuple[Tensor, Tensor], batch: Batch) -> Tensor:
     """For each example its loss, its metric times its weight, and that weight [3, examples].
 
@@ -167,8 +177,15 @@ def evaluate(
     test_clients = clients[sizes[clients] > 0]
     first = problem.first_state(algorithm)
     together = bool(tree.leaves(first)) and share_body(problem, algorithm, received, first)
-    shared = np.zeros((0, 3)) if together else score_shared(problem, engine, received, test_clients, first, part)
     with_sets = bool(problem.task.sets and len(test_clients))
+    # The shared model needs no state. But workers that keep the states of their clients would take these for new ones.
+    unused = [first] * len(test_clients) if engine.pools else store.get(test_clients)
+    if together:
+        shared = np.zeros((0, 3))
+    elif problem.task.mixes_examples:
+        shared = score_clients(problem, engine, received, test_clients, unused, part, "score_shared_apart")[:, :3]
+    else:
+        shared = score_shared(problem, engine, received, test_clients, first, part)
     outputs = []
     if not tree.leaves(first):
         personal = shared  # the very same model
@@ -177,23 +194,23 @@ def evaluate(
         step = STATES_AT_ONCE if algorithm.sparsity and algorithm.sparsity.first_mask else len(test_clients)
         personal = np.zeros((0, 3))
         for at in range(0, len(test_clients), max(1, step)):
-            some = test_clients[at : at + step]
-            states = current_states(problem, algorithm, engine, received, store, some, round)
+            piece = test_clients[at : at + step]
+            states = current_states(problem, algorithm, engine, received, store, piece, round)
             function = "score_both" if together else "score"
-            scores = score_clients(problem, engine, received, some, states, part, function)
+            scores = score_clients(problem, engine, received, piece, states, part, function)
             personal = np.concatenate([personal, scores[:, :3]])
             shared = np.concatenate([shared, scores[:, 3:]]) if together else shared
             if with_sets:
-                outputs.append(predict_clients(problem, engine, received, some, states, part))
+                outputs.append(predict_clients(problem, engine, received, piece, states, part))
     (loss, metric, _), (shared_loss, shared_metric, weight) = (
         spread_scores(scores, test_clients, clients) for scores in (personal, shared)
     )
     sets: dict[str, np.ndarray] = {}
     pooled: dict[str, float] = {}
     if with_sets:
-        shared_outputs = predict_pooled(problem, problem.shared_model(algorithm, received), test_clients, part)
-        own_scores = score_sets(problem, torch.cat(outputs) if outputs else shared_outputs, test_clients, part)
+        shared_outputs = predict_clients(problem, engine, received, test_clients, unused, part, "predict_shared")
         shared_scores = score_sets(problem, shared_outputs, test_clients, part)
+        own_scores = score_sets(problem, torch.cat(outputs), test_clients, part) if outputs else shared_scores
         for before, (each, all_rows) in (("", own_scores), (SHARED, shared_scores)):
             sets |= {before + name: spread(values, test_clients, clients) for name, values in each.items()}
             pooled |= {before + name: value for name, value in all_rows.items()}
@@ -266,9 +283,8 @@ def score_shared(
     rows = np.concatenate([np.arange(start, stop) for start, stop in spans])
     sizes = np.array([stop - start for start, stop in spans])
     ends = np.cumsum(sizes)
-    # A model that normalises by the batch must see one client's rows at a time.
-    cuts = ends[:-1] if problem.task.mixes_examples else np.arange(POOLED_ROWS, len(rows), POOLED_ROWS)
-    if problem.task.mixes_examples or not engine.pools:
+    cuts = np.arange(POOLED_ROWS, len(rows), POOLED_ROWS)
+    if not engine.pools:
         engine = Sequential(problem, engine.functions)
     owners = clients[np.searchsorted(ends, [0, *cuts], side="right")]
     pieces = np.split(rows, cuts)
@@ -285,13 +301,19 @@ def score_shared(
         return np.stack([loss / sizes, metric / weight, weight], axis=1)
 
 
-def spread_scores(scores: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
+def cut_batches(columns: Batch) -> Iterator[Batch]:
+    """The rows in batches of the size that scoring takes."""
+    for at in range(0, len(next(iter(columns.values()))), EVALUATION_BATCH):
+        yield {name: column[at : at + EVALUATION_BATCH] for name, column in columns.items()}
+
+
+def spread_scores(scores: np.ndarray, tested_clients: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """Losses, metrics and weights [3, clients] of ``clients`` (ascending), NaN for those that were not tested."""
-    return np.stack([spread(column, tested, clients) for column in scores.T])
+    return np.stack([spread(column, tested_clients, clients) for column in scores.T])
 
 
-def spread(values: np.ndarray, tested: np.ndarray, clients: np.ndarray) -> np.ndarray:
+def spread(values: np.ndarray, tested_clients: np.ndarray, clients: np.ndarray) -> np.ndarray:
     """The values of ``clients`` (ascending), NaN for those that were not tested."""
     full = np.full(len(clients), np.nan)
-    full[np.searchsorted(clients, tested)] = values
+    full[np.searchsorted(clients, tested_clients)] = values
     return full

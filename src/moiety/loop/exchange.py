@@ -169,12 +169,12 @@ class Exchange:
         )
         altered = options.attack is not None or options.codec is not None
         usable = []
-        for arrival, forged in zip(arrivals, updates, strict=True):
-            self.check_upload(forged, arrival.client, t)
+        for arrival, upload in zip(arrivals, updates, strict=True):
+            self.check_upload(upload, arrival.client, t)
             if arrival.size is None:
-                update = self._transmit(received, forged, arrival.client, t)
+                update = self._transmit(received, upload, arrival.client, t)
             else:
-                update = forged
+                update = upload
                 received.count(*arrival.size)
             largest = arrival.largest
             if altered and arrival.size is None and math.isfinite(largest):  # else it was measured after the codec
@@ -197,9 +197,9 @@ class Exchange:
 
     def _leave_device(self, arrival: Arrival, private: PrivacyState | None) -> ClientUpdate:
         """What leaves the device: with local privacy, the upload clipped and with noise."""
-        privacy, simulated = self.options.privacy, arrival.size is None  # else the device has done it
+        privacy, is_simulated = self.options.privacy, arrival.size is None  # else the device has done it
         finite = math.isfinite(arrival.largest)
-        if privacy is None or private is None or not privacy.local or not finite or not simulated:
+        if privacy is None or private is None or not privacy.local or not finite or not is_simulated:
             return arrival.update
         return privatise_update(privacy, private, arrival.update, private.sums, arrival.client)
 

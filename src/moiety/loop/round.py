@@ -134,11 +134,11 @@ class Loop:
         at_once = received.running is None or self.uploads.attack is not None
         step = len(jobs) if at_once else self.count_together(len(jobs))
         for at in range(0, len(jobs), max(step, 1)):
-            some, before = jobs[at : at + step] if step < len(jobs) else jobs, len(received.states)
-            results = engine.map("train", some, broadcast, info)
+            piece, before = jobs[at : at + step] if step < len(jobs) else jobs, len(received.states)
+            results = engine.map("train", piece, broadcast, info)
             if not at:
                 received.private = self.count_local_noise()
-            self.exchange.receive(received, clients_of(some), results, now.round)
+            self.exchange.receive(received, clients_of(piece), results, now.round)
             if step < len(jobs) and isinstance(results, Results):  # the next results may be written over these
                 received.states[before:] = [(client, tree.clone(state)) for client, state in received.states[before:]]
             del results  # before the next are computed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from moiety.engines.base import ClientFunction, Engine, RoundInfo
 from moiety.engines.problem import Problem
-from moiety.types import Algorithm, Batch, Params, Phase, Tree, Work
+from moiety.types import Algorithm, Params, Phase, Tree, Work
 
 ROWS_AT_ONCE = 256
 
@@ -24,17 +24,29 @@ class SetScores(NamedTuple):
     pooled: dict[str, float]
 
 
-def predict_function(problem: Problem, algorithm: Algorithm) -> ClientFunction:
-    """The outputs of a client's personal model for one batch, filled up with zeros: all results have one shape."""
-    rows = rows_at_once(problem)
+def predict_functions(problem: Problem, algorithm: Algorithm) -> dict[str, ClientFunction]:
+    """The outputs of a client's personal model, and of the shared model, for one batch of its rows.
 
-    def predict(work: Work, received: Params, state: Tree) -> Tensor:
-        model = work.compose(*algorithm.personal_model(received, state))
+    They are filled up with zeros, so that all results have one shape.
+    """
+    rows, parts = rows_at_once(problem), problem.shared_parts(algorithm)
+
+    def run(work: Work, model: Params) -> Tensor:
         (batch,) = work.batches("predict")
         output = work.task.predict(model, batch)
         return functional.pad(output, (*[0, 0] * (output.dim() - 1), 0, rows - len(output)))
 
-    return ClientFunction(predict, ("predict",))
+    def predict(work: Work, received: Params, state: Tree) -> Tensor:
+        return run(work, work.compose(*algorithm.personal_model(received, state)))
+
+    def predict_shared(work: Work, received: Params, state: Tree) -> Tensor:
+        return run(work, work.compose(*parts(received)))
+
+    # The shared model's rows do not go through vmap: all engines then give the very same outputs.
+    return {
+        "predict": ClientFunction(predict, ("predict",)),
+        "predict_shared": ClientFunction(predict_shared, ("predict",), pooled=True),
+    }
 
 
 def rows_at_once(problem: Problem) -> int:
@@ -44,30 +56,23 @@ def rows_at_once(problem: Problem) -> int:
 
 
 def predict_clients(
-    problem: Problem, engine: Engine, received: Params, clients: np.ndarray, states: Sequence[Tree], part: str
+    problem: Problem,
+    engine: Engine,
+    received: Params,
+    clients: np.ndarray,
+    states: Sequence[Tree],
+    part: str,
+    function: str = "predict",
 ) -> Tensor:
-    """The outputs of each client's own model for its rows, clients one below the other."""
+    """The outputs for each client's rows, clients one below the other: of its own model, or of the shared one."""
     most = rows_at_once(problem)
     phases = {"predict": Phase(epochs=1, steps=None, batch_size=most, shuffle=False)}
     jobs = problem.make_jobs(phases, clients, states, part=part)
     # One job for each batch: all results of a function have one shape, whatever a client's rows.
     pieces = [job._replace(rows={"predict": rows}) for job in jobs for rows in job.rows["predict"].split()]
-    results = engine.map("predict", pieces, received, RoundInfo())
+    results = engine.map(function, pieces, received, RoundInfo())
     sizes = [len(job.rows["predict"].order) for job in pieces]
     return torch.cat([output[:size] for output, size in zip(results, sizes, strict=True)])
-
-
-def predict_pooled(problem: Problem, model: Params, clients: np.ndarray, part: str) -> Tensor:
-    """The same with one model for all clients."""
-    with torch.no_grad():
-        return torch.cat([problem.task.predict(model, batch) for batch in _batches(problem, clients, part)])
-
-
-def _batches(problem: Problem, clients: np.ndarray, part: str) -> Iterator[Batch]:
-    for client in clients:
-        start, stop = problem.data.rows(int(client), part)
-        for at in range(start, stop, ROWS_AT_ONCE):
-            yield {name: column[at : min(stop, at + ROWS_AT_ONCE)] for name, column in problem.columns.items()}
 
 
 def score_sets(problem: Problem, outputs: Tensor, clients: np.ndarray, part: str) -> SetScores:

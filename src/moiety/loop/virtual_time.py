@@ -150,7 +150,7 @@ def draw_idle(clients: int, active: Iterable[int], count: int, *, seed: int, rou
 
 
 class DelayedLoop(ClockedLoop):
-    """Broadcasts that are some rounds old, uploads that arrive some rounds later."""
+    """Rounds with fixed delays: clients receive old broadcasts, and their uploads arrive some rounds later."""
 
     clock: Delayed
 

@@ -232,6 +232,10 @@ def violins(
         unit: unit of the changes, as shown.
         scale: what they are multiplied by.
         title: above the figure.
+
+    >>> import moiety as mo
+    >>> gains = {"0.1": [0.1, 0.0, -0.1], "0.2": [0.2, 0.1, None]}
+    >>> figure = mo.reports.violins(gains, label="learning rate")
     """
     import numpy as np  # here, so that the table of recipes need not load it
 

@@ -25,7 +25,7 @@ class Group:
 
 
 def group_results(folders: Sequence[Path], results: Sequence[Result]) -> list[Group]:
-    """The runs in groups, in the order of their first. A configuration and seed that come twice make two groups."""
+    """The runs in groups, ordered by each group's first run. Runs of one configuration and seed get several."""
     groups: list[tuple[str, Group]] = []
     places: list[Path] = []
     for folder, result in zip(folders, results, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from moiety.errors import must
@@ -20,6 +21,8 @@ BESIDE = 0.15
 """How far apart the marks of names stand that are not joined by lines."""
 MARKED = 20
 """Lines of up to this many points have marks."""
+MOST_LINES = 8
+"""How many lines of one name can be told apart."""
 
 
 def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: int = 3, joined: bool = True) -> Figure:
@@ -35,6 +38,10 @@ def bands(series: Mapping[str, Mapping[str, Rows]], *, x: str, y: str, columns: 
         columns: the most panels in a row.
         joined: whether the means of a name are joined by a line. If ``x`` counts things without an order between them,
             give False: marks then stand side by side, with bars as intervals.
+
+    >>> import moiety as mo
+    >>> rows = [{"x": 1, "mean": 50.0, "low": 45.0, "high": 55.0}, {"x": 2, "mean": 60.0, "low": 57.0, "high": 63.0}]
+    >>> figure = mo.reports.bands({"digits": {"fedavg": rows}}, x="rounds", y="accuracy (%)")
     """
     must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
     names = list(dict.fromkeys(name for lines in series.values() for name in lines))
@@ -79,7 +86,8 @@ def courses(
 ) -> Figure:
     """A score along runs: lines in the colour and stroke of their name, one for every seed.
 
-    Where some lines end ten times as far as others, the horizontal axis is logarithmic.
+    Where a name has more than eight lines, they are pale, and their mean is drawn over them. Where some lines end ten
+    times as far as others, the horizontal axis is logarithmic.
 
     Args:
         series: lines by name, one for each seed.
@@ -87,14 +95,24 @@ def courses(
         label: label of the vertical axis.
         scale: what values are multiplied by.
         title: above the figure.
+
+    >>> import moiety as mo
+    >>> one_seed, other_seed = [(1, 0.5), (2, 0.6)], [(1, 0.4), (2, 0.7)]
+    >>> figure = mo.reports.courses({"fedavg": [one_seed, other_seed]}, across="rounds", label="accuracy")
     """
     must(bool(series) and all(series.values()), "series", "at least one, each with a line", "none")
     must(len(series) <= len(STROKES), "series", f"at most {len(STROKES)}", len(series))
     figure, axes = make_axes(5.5, x=across, y=label, title=title)
     for (name, lines), colour, stroke in zip(series.items(), COLOURS, STROKES, strict=False):
-        for seed, (x, y) in enumerate(lines):
-            legend = name if seed == 0 else None
-            axes.plot(x, [scale * v for v in y], color=colour, linestyle=stroke, linewidth=1.6, label=legend)
+        scaled = [(list(x), [scale * v for v in y]) for x, y in lines]
+        pale = len(scaled) > MOST_LINES
+        for seed, (x, y) in enumerate(scaled):
+            legend = name if seed == 0 and not pale else None
+            width, alpha = (0.8, 0.2) if pale else (1.6, 1.0)
+            axes.plot(x, y, color=colour, linestyle=stroke, linewidth=width, alpha=alpha, label=legend)
+        if pale:
+            means = [[fmean(column) for column in zip(*(line[k] for line in scaled), strict=False)] for k in (0, 1)]
+            axes.plot(*means, color=colour, linestyle=stroke, linewidth=2.2, label=name)
     ends = [max(x) for lines in series.values() for x, _ in lines]
     if min(ends) > 0 and max(ends) > 10 * min(ends):
         use_logarithm(axes)
@@ -122,6 +140,9 @@ def log_panels(
         columns: the most panels in a row.
         title: above all panels.
         legend_under: whether one legend below the figure, that of the first panel, takes the place of one in each.
+
+    >>> import moiety as mo
+    >>> figure = mo.reports.log_panels({"digits": {"ffgg": [(1, 1.0), (2, 0.1)]}}, y="distance to the minimiser")
     """
     must(len(series) > 0 and all(series.values()), "series", "panels with at least one line each", "none")
     margin = 1.2 if legend_under else 0.4
@@ -165,6 +186,10 @@ def heat_map(
         title: above the figure.
         x: what the columns are.
         y: what the rows are.
+
+    >>> import moiety as mo
+    >>> rows = {"fedavg": [90.0, 91.0], "fedalt": [95.0, 94.0]}
+    >>> figure = mo.reports.heat_map(rows, ["digits", "letter"], label="accuracy (%)")
     """
     must(len(rows) > 0 and len(columns) > 0, "rows", "at least one, with a column", "none")
     odd = [name for name, values in rows.items() if len(values) != len(columns)]
@@ -194,6 +219,10 @@ def forest(rows: Rows, *, x: str, title: str = "", line: float = 0.0) -> Figure:
         x: label of the horizontal axis.
         title: above the figure.
         line: where the vertical line stands; the label says so where it is not at 0.
+
+    >>> import moiety as mo
+    >>> row = {"row": "fedalt beats fedavg", "mean": 1.2, "low": 0.3, "high": 2.1}
+    >>> figure = mo.reports.forest([row], x="points")
     """
     must(len(rows) > 0, "rows", "at least one", "none")
     if line:

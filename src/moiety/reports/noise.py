@@ -63,7 +63,7 @@ def bound_gains(new: np.ndarray, old: np.ndarray, rows: np.ndarray, metric: str,
     if len(new) < LEAST_SEEDS:
         return None
     gains = (new - old) if higher else (old - new)
-    each = [_ends(column) for column in gains.T]
+    each = [_find_ends(column) for column in gains.T]
     return np.array([low for low, _ in each]), np.array([high for _, high in each])
 
 
@@ -74,7 +74,7 @@ def _counts_rows(shares: np.ndarray, rows: np.ndarray) -> bool:
     return bool(np.allclose(counts, np.rint(counts), atol=1e-3))
 
 
-def _ends(values: Sequence[float]) -> tuple[float, float]:
+def _find_ends(values: Sequence[float]) -> tuple[float, float]:
     if not all(math.isfinite(value) for value in values):
         return math.nan, math.nan
     span = interval([float(value) for value in values])

@@ -57,6 +57,9 @@ def densities(
         series: by name, scores by the kind of their examples.
         label: label of the horizontal axes.
         title: above all panels.
+
+    >>> import moiety as mo
+    >>> figure = mo.reports.densities({"fedpop": {"known digits": [0.1, 0.2, 0.3], "other digits": [0.9, 1.0, 1.2]}})
     """
     full = bool(series) and all(kinds and all(map(len, kinds.values())) for kinds in series.values())
     must(full, "series", "scores for at least one name, and for every name and kind", "none")

@@ -22,7 +22,7 @@ from moiety.reports.words import (
 )
 
 SHOWN = 10
-SHARED_ALONE = "shared alone: the shared model with the personal part as it was first"
+SHARED_ALONE = "shared alone: the shared model with the first values of the personal part"
 
 
 def summarise_end(result: Result) -> str:
@@ -72,7 +72,7 @@ def score_rows(result: Result) -> list[list[str]]:
 def costs(result: Result) -> Table:
     """Who was helped and hurt, and what the run cost."""
     change, cost, drops = result.versus_shared, result.ledger, result.dropped
-    untested = len(result.clients) - change.clients
+    without_test = len(result.clients) - change.clients
     hurt = name_hurt(change, result.metric)
     undefined = [(name, result.last[f"{name}_undefined"]) for name in sets_of(result)]
     newcomers = []
@@ -86,7 +86,7 @@ def costs(result: Result) -> Table:
         ["clients unchanged", str(len(change.unchanged))],
         ["clients hurt", f"{len(change.hurt)}{': ' + hurt if hurt else ''}"],
         *_show_choices(result),
-        *([["clients not tested", str(untested)]] if untested else []),
+        *([["clients not tested", str(without_test)]] if without_test else []),
         *([f"{name} not defined", f"for {format_count(count, 'client')}"] for name, count in undefined if count),
         *newcomers,
         *([["classes", _show_classes(result)]] if result.class_names else []),
@@ -143,9 +143,9 @@ def sentence(result: Result) -> str:
     what = f"{what} {format_count(change.clients, 'client')}: {personal}"
     if not change.helped and not change.hurt:
         same = "for every client the same with its own model as with the shared model alone"
-        return f"{what}, {same}{_mention_dropped([result])}."
-    versus_shared = f"{shared} with the shared model alone; against that {_changes(change, metric)}"
-    return f"{what} with personal models, {versus_shared}{_mention_dropped([result])}."
+        return f"{what}, {same}{_mention_dropped_updates([result])}."
+    versus_shared = f"{shared} with the shared model alone; against that {_describe_changes(change, metric)}"
+    return f"{what} with personal models, {versus_shared}{_mention_dropped_updates([result])}."
 
 
 def stages_table(results: Sequence[Result]) -> Table:
@@ -195,17 +195,17 @@ def stages_sentence(results: Sequence[Result]) -> str:
     what = f"{format_count(len(results), 'stage')} on {first.part_name('data')}, {metric} on average over"
     return (
         f"{what} {format_count(change.clients, 'client')}: {', '.join(means)}; from the first to the last"
-        f" {_changes(change, metric)}{_mention_dropped(results)}."
+        f" {_describe_changes(change, metric)}{_mention_dropped_updates(results)}."
     )
 
 
-def _mention_dropped(results: Sequence[Result]) -> str:
+def _mention_dropped_updates(results: Sequence[Result]) -> str:
     """How many updates never reached the server, if any: a run that came apart must not end as one that did not."""
     number = sum(len(result.dropped) for result in results)
     return f"; {format_count(number, 'update')} {'was' if number == 1 else 'were'} dropped" if number else ""
 
 
-def _changes(change: Versus, metric: str) -> str:
+def _describe_changes(change: Versus, metric: str) -> str:
     """How many clients were helped and hurt, and who was hurt."""
     helped, unchanged, hurt = count_changes(change)
     who = name_hurt(change, metric)

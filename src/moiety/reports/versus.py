@@ -50,7 +50,11 @@ def versus(new: Mapping[str, float], old: Mapping[str, float], *, higher_is_bett
 
 
 def changes(new: Mapping[str, float], old: Mapping[str, float], *, higher_is_better: bool) -> dict[str, float]:
-    """The gain of each client that has a metric in both, 0 where the two differ by rounding only."""
+    """The gain of each client that has a metric in both, 0 where the two differ by rounding only.
+
+    >>> changes({"ann": 0.75, "bob": 0.5}, {"ann": 0.5, "bob": 0.5}, higher_is_better=True)
+    {'ann': 0.25, 'bob': 0.0}
+    """
     sign = 1 if higher_is_better else -1
     gains: dict[str, float] = {}
     for client, value in new.items():
@@ -72,7 +76,11 @@ def mean(values: Iterable[float]) -> float:
 
 
 def higher_is_better(metric: str, *runs: Rows) -> bool:
-    """The direction of a metric: known by its name, or else from the sign of some client's gain."""
+    """The direction of a metric: known by its name, or else from the sign of some client's gain.
+
+    >>> higher_is_better("accuracy"), higher_is_better("mse")
+    (True, False)
+    """
     from moiety.task.metrics import EVERY_METRIC
 
     if metric in EVERY_METRIC:

@@ -24,7 +24,11 @@ def format_metric(number: float | None, metric: str) -> str:
 
 
 def is_percentage(metric: str) -> bool:
-    """Whether values of this metric are shown in per cent, and their differences in percentage points."""
+    """Whether values of this metric are shown in per cent, and their differences in percentage points.
+
+    >>> is_percentage("accuracy"), is_percentage("mse")
+    (True, False)
+    """
     return metric in _SHARES
 
 

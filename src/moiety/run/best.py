@@ -34,7 +34,7 @@ def keep_round(run: Run) -> None:
     """Keep the models of the round that has just ended, in the place of those of an earlier one."""
     now = run._loop.progress
     if run.folder is None:
-        run._kept = {now.round: _copy_in_memory(now)}
+        run._best_models = {now.round: _copy_in_memory(now)}
         return
     place, identity = place_of(run.folder, now.round), files.read_identity(run.folder)
     discard_folder(place)  # left by a kill, or by training that was taken back
@@ -47,7 +47,7 @@ def keep_round(run: Run) -> None:
     save_checkpoint(place, copy, identity)
     if is_good(run):
         save_checkpoint(run.folder, now, identity)
-        for round in list_kept(run):
+        for round in list_best_rounds(run):
             if round != now.round:
                 discard_folder(place_of(run.folder, round))
 
@@ -60,12 +60,12 @@ def _copy_in_memory(now: Progress) -> Progress:
     return replace(now, store=store, ledger=replace(now.ledger), dropped=list(now.dropped), in_transit=transit)
 
 
-def list_kept(run: Run) -> list[int]:
+def list_best_rounds(run: Run) -> list[int]:
     """The rounds whose models are kept."""
-    return sorted(run._kept) if run.folder is None else find_kept(run.folder)
+    return sorted(run._best_models) if run.folder is None else find_best_rounds(run.folder)
 
 
-def find_kept(folder: Path) -> list[int]:
+def find_best_rounds(folder: Path) -> list[int]:
     """The rounds whose models are kept in a run's folder, whole."""
     places = [place for place in (folder / "best").glob("round-*") if ROUND.fullmatch(place.name)]
     return sorted(round_of(place) for place in places if find_checkpoint(place) is not None)
@@ -76,7 +76,7 @@ def place_of(folder: Path, round: int) -> Path:
     return folder / "best" / f"round-{round:08d}"
 
 
-def check_kept(place: Path, run: str) -> Path:
+def check_best_round(place: Path, run: str) -> Path:
     """The checkpoint of a round that was kept; refuse a place that has lost it, or has that of another round."""
     newest = find_checkpoint(place)
     check_newest(place, newest, run)
@@ -90,15 +90,15 @@ def restore_round(run: Run, round: int) -> None:
     """Go back to the models of a round that was kept. The ledger and the cost of privacy still count all rounds."""
     now = run._loop.progress
     if run.folder is None:
-        progress = run._kept[round]
+        progress = run._best_models[round]
     else:
-        progress = open_kept(run._loop, place_of(run.folder, round), files.read_identity(run.folder))
+        progress = open_best_round(run._loop, place_of(run.folder, round), files.read_identity(run.folder))
     run._loop.progress = replace(progress, ledger=now.ledger, dropped=[], privacy=now.privacy)
 
 
-def open_kept(loop: Loop, place: Path, identity: dict[str, Any]) -> Progress:
+def open_best_round(loop: Loop, place: Path, identity: dict[str, Any]) -> Progress:
     """What was kept in a place, read and compared with its checksums."""
-    newest = check_kept(place, loop.progress.run)
+    newest = check_best_round(place, loop.progress.run)
     progress = begin_progress(loop.problem, loop.algorithm, place, loop.clock, loop.progress.run, resumed=True)
     load_checkpoint(newest, progress, identity)
     progress.store.check_states()

@@ -163,10 +163,10 @@ def make_problem(
     _, up = declare_layouts(problem, algorithm)  # refuses personal names
     if settings.privacy is not None:
         check_numbers_only(up)
-    return _upload_options(data, options).poison_labels(problem)
+    return _make_upload_options(data, options).poison_labels(problem)
 
 
-def _upload_options(data: FederatedData, options: Options) -> UploadOptions:
+def _make_upload_options(data: FederatedData, options: Options) -> UploadOptions:
     """How uploads travel and are joined; the options are complete."""
     settings = options.settings
     attackers = pick_attackers(data, settings.attackers or (), options.seed)
@@ -200,7 +200,7 @@ def make_run(
         engine_name=options.engine,
         workers=options.settings.workers,
         timeout=options.settings.worker_timeout,
-        uploads=_upload_options(problem.data, options),
+        uploads=_make_upload_options(problem.data, options),
         clock=clock,
         on_divergence=options.settings.on_divergence,
     )

@@ -18,7 +18,7 @@ from moiety.errors import kind, must, refuse, whole
 from moiety.evaluation import Row
 from moiety.evaluation.per_client import SHARED
 from moiety.files import LOCK, append_line, check_path, make_folder, write_file
-from moiety.run.best import keep_round, list_kept
+from moiety.run.best import keep_round, list_best_rounds
 from moiety.run.folder import OURS, WRITTEN
 from moiety.run.protocol import Callback
 from moiety.run.trackers import MLflow, TensorBoard, WandB
@@ -70,7 +70,7 @@ class BestCheckpoint(Callback):
         best = self.best_round(run)
         if best == now and now:
             keep_round(run)
-        elif best is not None and best not in list_kept(run):
+        elif best is not None and best not in list_best_rounds(run):
             self.since = now + 1
             text = "Round %d is the best so far, and its models were not kept: the best is sought from round %d on."
             log.warning(text, best, self.since)

@@ -76,10 +76,10 @@ def remove_old_checkpoints(folder: Path) -> None:
     newest = find_checkpoint(folder)
     if newest is not None:
         _remove_before(newest)
-    remove_folder(_aside_of_new(folder / "checkpoint"))
+    remove_folder(_place_aside(folder / "checkpoint"))
 
 
-def _aside_of_new(parent: Path) -> Path:
+def _place_aside(parent: Path) -> Path:
     """Where a checkpoint is written before it is renamed. All rounds use one name, so that leftovers can be found."""
     return aside_of(parent / "new")
 
@@ -108,7 +108,7 @@ def _write_checkpoint(final: Path, progress: Progress, identity: dict[str, Any],
         state["privacy"] = progress.privacy._asdict()
     state["files"] = {name: digest(content) for name, content in files.items()}
     with report_failure(final):
-        with new_folder(final, _aside_of_new(final.parent)) as aside:
+        with new_folder(final, _place_aside(final.parent)) as aside:
             for name, content in files.items():
                 write_file(aside / name, content)
             write_sealed(aside / STATE, state, progress.run)

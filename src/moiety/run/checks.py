@@ -55,12 +55,12 @@ def check_split(algorithm: Algorithm, split: Split) -> None:
     must(bool(split.trained_shared or split.trained_personal), "split", "one that leaves something to train", counts)
 
 
-def match_columns(argument: str, given: Mapping[str, Any], run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def match_columns(argument: str, columns: Mapping[str, Any], run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The columns given as ``argument``, which must have the names, shapes and kinds of these columns of the run.
 
     Whole numbers are made floating where the model takes floating ones, which it does for bytes too.
     """
-    columns = {name: as_column(name, values) for name, values in given.items()}
+    columns = {name: as_column(name, values) for name, values in columns.items()}
     must(all(len(column) for column in columns.values()), argument, "at least one example", "no rows")
     for name, like in run.items():
         must(name in columns, argument, f"columns with {', '.join(run)}", ", ".join(columns), f"Add {name}.")

@@ -13,7 +13,7 @@ from moiety import tree
 from moiety.engines.base import Engine, RoundInfo
 from moiety.engines.problem import Problem
 from moiety.evaluation import Row
-from moiety.evaluation.chains import LEAST_DRAWS, judge_chain
+from moiety.evaluation.chains import AGREE, LEAST_DRAWS, judge_chain
 from moiety.loop.evaluate import adapt_phases
 from moiety.loop.round import Loop
 from moiety.types import Algorithm, Params, Tree
@@ -101,6 +101,23 @@ def judge_draws(points: Params) -> tuple[float, float]:
         return math.nan, math.nan
     count = len(next(iter(points.values())))
     return judge_chain(torch.cat([z.reshape(count, -1).double() for z in points.values()], dim=1).cpu().numpy())
+
+
+def describe_shortfall(draws: int, effective: float | None, rhat: float | None) -> str:
+    """What to warn of where ``draws`` were asked for: fewer are effective, or the halves of their chain disagree.
+
+    >>> describe_shortfall(100, 12.0, 1.31)
+    '12.0 of 100 draws are effective after the longest chain, split R-hat is 1.31: trust them as far as that.'
+    """
+    if effective is None or rhat is None:
+        return ""
+    if effective < draws:
+        text = f"{effective:.1f} of {draws} draws are effective after the longest chain"
+        return f"{text}, split R-hat is {rhat:.2f}: trust them as far as that."
+    if rhat > AGREE:
+        text = f"The halves of the chain of these draws disagree (split R-hat {rhat:.2f}, above {AGREE})"
+        return f"{text}. Ask for more: draws={max(100, 2 * draws)}."
+    return ""
 
 
 def add_chain_columns(loop: Loop, rows: Sequence[Row]) -> None:

@@ -33,7 +33,7 @@ MakeModel = Callable[[int, int], nn.Module]
 MakeSplit = Callable[[nn.Module], Split]
 
 
-class _Personalised(BaseEstimator):  # type: ignore[misc]
+class _PersonalisedEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share."""
 
     # Groups are passed on by default, where scikit-learn routes metadata.
@@ -115,7 +115,7 @@ class _Personalised(BaseEstimator):  # type: ignore[misc]
         return values
 
 
-class PersonalisedClassifier(ClassifierMixin, _Personalised):  # type: ignore[misc]
+class PersonalisedClassifier(ClassifierMixin, _PersonalisedEstimator):  # type: ignore[misc]
     """A classifier with a model for each group of rows, trained by ``moiety.fit``.
 
     With ``sklearn.set_config(enable_metadata_routing=True)``, ``cross_val_score``, ``GridSearchCV`` and others pass
@@ -164,7 +164,7 @@ class PersonalisedClassifier(ClassifierMixin, _Personalised):  # type: ignore[mi
         return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
 
 
-class PersonalisedRegressor(RegressorMixin, _Personalised):  # type: ignore[misc]
+class PersonalisedRegressor(RegressorMixin, _PersonalisedEstimator):  # type: ignore[misc]
     """A regressor with a model for each group of rows, trained by ``moiety.fit`` with the mean squared error.
 
     Arguments and attributes are those of ``PersonalisedClassifier``. Rates suit features and targets of a size near 1:

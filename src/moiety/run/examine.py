@@ -82,7 +82,7 @@ def predict_part(
         fresh: as in ``Run.predictive``.
         most: take at most so many clients, evenly from all.
     """
-    loop, data, inputs = run._loop, run._loop.problem.data, run._inputs()
+    loop, data, inputs = run._loop, run._loop.problem.data, run._list_inputs()
     run._need_data()
     check_part(data, part, "part")
     chooser, predictions = Chooser.of(loop, run._loss, run._guard), {}

@@ -22,7 +22,7 @@ from moiety.run.identity import new_identity
 from moiety.run.memory import check_memory
 from moiety.run.privacy import begin_privacy, write_counted
 from moiety.run.progress import show_progress
-from moiety.run.protocol import Callbacks, Given
+from moiety.run.protocol import CallbackList, Callbacks
 from moiety.run.result import Run
 from moiety.run.safeguard import check_choice
 from moiety.run.settings import Options, Settings, complete_options, option_tables
@@ -49,7 +49,7 @@ def fit(
     loss: tasks.Loss | None = None,
     metric: tasks.Metrics | None = None,
     engine: str = "auto",
-    callbacks: Given = (),
+    callbacks: CallbackList = (),
     progress: bool | None = None,
     safeguard: bool | None = None,
     settings: Settings | None = None,

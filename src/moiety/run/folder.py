@@ -22,7 +22,7 @@ import tomli_w
 from safetensors.torch import save
 
 from moiety.data import FederatedData, Preprocessing
-from moiety.data.federated import Numbered
+from moiety.data.federated import NumberNames
 from moiety.errors import MoietyError, is_real, is_whole, kind, message, must, report_errors, whole
 from moiety.evaluation import Row
 from moiety.files import append_line, aside_of, check_path, make_folder, remove_file, report_unreadable, write_file
@@ -163,7 +163,7 @@ def read_identity(folder: Path) -> dict[str, Any]:
 def describe_schema(data: FederatedData) -> dict[str, Any]:
     """What must be known of data to predict for its clients: their names, and the columns without their rows."""
     columns = {name: [str(column.dtype), list(column.shape[1:])] for name, column in data.columns.items()}
-    ids = len(data.ids) if isinstance(data.ids, Numbered) else [str(name) for name in data.ids]
+    ids = len(data.ids) if isinstance(data.ids, NumberNames) else [str(name) for name in data.ids]
     return {"ids": ids, "columns": columns, "classes": data.classes}
 
 
@@ -271,12 +271,12 @@ def read_history_until(folder: Path, run: str, until: int, options: Mapping[str,
     return rows, sorted(rounds - {row["round"] for row in rows})
 
 
-def warn_of_lost_rows(folder: Path, lost: list[int]) -> None:
+def warn_of_lost_rows(folder: Path, rounds: list[int]) -> None:
     """Say which rounds have lost their row; no model depends on it."""
-    if lost:
-        numbers = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
-        rounds = "round" if len(lost) == 1 else "rounds"
-        text = f"{folder / HISTORY} has lost the rows of {rounds} {numbers}. The models are not affected."
+    if rounds:
+        numbers = ", ".join(map(str, rounds[:10])) + (", ..." if len(rounds) > 10 else "")
+        word = "round" if len(rounds) == 1 else "rounds"
+        text = f"{folder / HISTORY} has lost the rows of {word} {numbers}. The models are not affected."
         warnings.warn(text, stacklevel=3)
 
 
@@ -317,15 +317,15 @@ def write_results(
         write_progress(folder, round_of(newest), run, ended=True)
 
 
-def find_lost(folder: Path, newest: Path, noted: Mapping[str, Any]) -> dict[str, str]:
-    """A sentence for each file that a run with this checkpoint must have; ``noted`` is what ``check_newest`` gives.
+def find_lost_files(folder: Path, newest: Path, note: Mapping[str, Any]) -> dict[str, str]:
+    """A sentence for each file that a run with this checkpoint must have; ``note`` is what ``check_newest`` gives.
 
     A kill may come before a run's first checkpoint is written down, and before its results are.
     """
     hint = "Resume the run: it is written again."
-    if not noted and (name_before(newest) or (folder / LEDGER).exists()):
+    if not note and (name_before(newest) or (folder / LEDGER).exists()):
         return {PROGRESS: message(PROGRESS, f"there, for {newest.name} was written down", f"none in {folder}", hint)}
-    if noted.get("ended") and not (folder / LEDGER).exists():
+    if note.get("ended") and not (folder / LEDGER).exists():
         return {
             LEDGER: message(LEDGER, f"there, for {PROGRESS} says that the run has ended", f"none in {folder}", hint)
         }

@@ -98,7 +98,7 @@ def check_probe(identity: Mapping[str, Any], problem: Problem, path: Path, *, on
 
 
 @cache
-def _own_version() -> str:
+def _read_version() -> str:
     return version("moiety")
 
 
@@ -106,7 +106,7 @@ def environment(device: str) -> dict[str, str]:
     """All that bits depend on besides the engine: versions, the instructions of the processor, and the device."""
     kind = torch.device(device)
     return {
-        "moiety": _own_version(),
+        "moiety": _read_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",

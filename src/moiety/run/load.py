@@ -12,14 +12,14 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.data import FederatedData, Preprocessing
-from moiety.data.federated import Numbered
+from moiety.data.federated import NumberNames
 from moiety.errors import kind, must
 from moiety.files import check_path
 from moiety.run import folder as files
-from moiety.run.best import find_kept, restore_round
+from moiety.run.best import find_best_rounds, restore_round
 from moiety.run.build import own_part
 from moiety.run.checkpoint import find_checkpoint
-from moiety.run.reopen import Given, read_stored_options, reopen
+from moiety.run.reopen import RunParts, read_stored_options, reopen
 from moiety.run.result import Run
 from moiety.run.safeguard import read_safeguard
 from moiety.split import Split
@@ -68,9 +68,9 @@ def load(
     check_path("folder", folder, "the folder of a run")
     kind("best", best, bool, "true or false")
     path = Path(folder)
-    run = open_run(path, Given(model, data, algorithm, split, loss, metric))
+    run = open_run(path, RunParts(model, data, algorithm, split, loss, metric))
     if best:
-        rounds = find_kept(path)
+        rounds = find_best_rounds(path)
         hint = "Train with callbacks=[moiety.callbacks.BestCheckpoint()]."
         must(bool(rounds), "best", "left out where no best round was kept", f"none in {path}", hint)
         restore_round(run, rounds[-1])
@@ -79,16 +79,16 @@ def load(
     return run
 
 
-def open_run(path: Path, given: Given) -> Run:
+def open_run(path: Path, parts: RunParts) -> Run:
     """The run in a folder as it ended, or as its newest checkpoint left it."""
     config = files.read_config(path)
-    options, identity = read_stored_options(config, path, given), files.read_id(path)
+    options, identity = read_stored_options(config, path, parts), files.read_id(path)
     hint = "Resume it, or begin another run."
     must(find_checkpoint(path) is not None, "folder", "that of a run with a checkpoint", f"none in {path}", hint)
-    without_data = given.data is None and own_part(config, "data") is not None
+    without_data = parts.data is None and own_part(config, "data") is not None
     if without_data:
-        given = given._replace(data=stand_in(path, identity))
-    run = reopen(path, config, options, given, to_train=False, any_data=without_data)
+        parts = parts._replace(data=stand_in(path, identity))
+    run = reopen(path, config, options, parts, to_train=False, any_data=without_data)
     run._without_data = without_data
     rounds = run._loop.progress.ledger.rounds
     run.history, missing = files.read_history_until(path, identity, rounds, config["run"])
@@ -114,7 +114,7 @@ def stand_in(path: Path, run: str) -> FederatedData:
     columns = {name: np.zeros((1, *shape), dtype=dtype) for name, (dtype, shape) in schema["columns"].items()}
     bounds = np.zeros((count, 4), dtype=np.int64)
     bounds[0, 1:], bounds[1:] = 1, 1
-    names = Numbered(count) if isinstance(ids, int) else np.asarray(ids, dtype=np.str_)
+    names = NumberNames(count) if isinstance(ids, int) else np.asarray(ids, dtype=np.str_)
     fed = FederatedData(columns, bounds, names, classes=schema["classes"])
     checksum = files.read_identity(path)["data"].get("preprocessing")
     recipe: Preprocessing | None = None if checksum is None else files.read_preprocessing(path, run, checksum)

@@ -25,9 +25,8 @@ from moiety.run.build import algorithm_from, make_problem, own_part, split_from
 from moiety.run.checks import check_clients, check_kinds, check_split
 from moiety.run.fit import fit
 from moiety.run.load import open_run
-from moiety.run.protocol import Callbacks
-from moiety.run.protocol import Given as Heard
-from moiety.run.reopen import REQUIRED, Given, continue_run, read_stored_options, remake
+from moiety.run.protocol import CallbackList, Callbacks
+from moiety.run.reopen import REQUIRED, RunParts, continue_run, read_stored_options, remake
 from moiety.run.result import Run
 from moiety.run.settings import BUILDERS, SECTION_HINTS, Options, Settings, complete_options, option_tables
 from moiety.seals import CONFIG, PIPELINE
@@ -102,7 +101,7 @@ def pipeline(
     loss: tasks.Loss | None = None,
     metric: tasks.Metrics | None = None,
     engine: str = "auto",
-    callbacks: Heard = (),
+    callbacks: CallbackList = (),
     progress: bool | None = None,
     settings: Settings | None = None,
 ) -> list[Run]:
@@ -157,12 +156,12 @@ def pipeline(
     folder = None if out is None else files.make_run_folder(out)
     if folder is not None:
         _write_pipeline(folder, stages, model, data, options)
-    return _train_stages(stages, Given(model, data), options, folder, listeners, progress)
+    return _train_stages(stages, RunParts(model, data), options, folder, listeners, progress)
 
 
 def continue_pipeline(
     path: Path,
-    given: Given,
+    parts: RunParts,
     stages: Sequence[Stage] | None,
     callbacks: Callbacks,
     *,
@@ -172,14 +171,14 @@ def continue_pipeline(
     """Continue the pipeline in a folder; ``resume`` says what the arguments are."""
     config, run = files.read_pipeline(path)
     keys = [key for key in REQUIRED if key not in (*OF_STAGES, "evaluate_on", "inputs")]
-    first_options = read_stored_options(config, path, given, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
+    first_options = read_stored_options(config, path, parts, file=PIPELINE, tables=("data", "model", "run"), keys=keys)
     options = replace(first_options, engine=first_options.engine if engine is None else engine)
     check_stage_options(options)
     plan = read_stages(config.get("stage"), stages, path)
-    given = remake(config, given, ("model", "data"), "pipeline")
+    parts = remake(config, parts, ("model", "data"), "pipeline")
     files.remove_leftovers(path)
     files.write_config(path, config, run, PIPELINE)
-    return _train_stages(plan, given, options, path, callbacks, progress, engine)
+    return _train_stages(plan, parts, options, path, callbacks, progress, engine)
 
 
 def _write_pipeline(
@@ -195,7 +194,7 @@ def _write_pipeline(
 
 def _train_stages(
     stages: Sequence[Stage],
-    given: Given,
+    parts: RunParts,
     common: Options,
     folder: Path | None,
     callbacks: Callbacks,
@@ -204,11 +203,11 @@ def _train_stages(
 ) -> list[Run]:
     """Begin every stage, or continue it where it has begun.
 
-    ``given`` has the model and the data, ``common`` the options of all stages. Stages that have begun take ``engine``
-    and the settings of ``given``.
+    ``parts`` has the model and the data, ``common`` the options of all stages. Stages that have begun take ``engine``
+    and the settings of ``parts``.
     """
     runs: list[Run] = []
-    model, before = given.model, None
+    model, before = parts.model, None
     names = files.stage_names(each.algorithm.name for each in stages)
     if folder is not None:
         files.check_stages(folder, names)
@@ -220,15 +219,17 @@ def _train_stages(
             model = trained_model
         options = each.options(common)
         if place is not None and (place / CONFIG).is_file():
-            parts = Given(model, given.data, each.algorithm, split, options.loss, options.metric, given.settings)
+            stage_parts = RunParts(
+                model, parts.data, each.algorithm, split, options.loss, options.metric, parts.settings
+            )
             if files.read_notes(place, files.read_id(place)):  # a callback ended it: it stays as it is
-                run = open_run(place, parts)
+                run = open_run(place, stage_parts)
             else:
-                run = continue_run(place, parts, callbacks, engine=engine, progress=progress)
+                run = continue_run(place, stage_parts, callbacks, engine=engine, progress=progress)
         else:
             arguments = {**vars(options), "start": runs[-1] if runs else None}
             listeners: dict[str, Any] = {"callbacks": callbacks.all, "progress": progress}
-            run = fit(model, given.data, each.algorithm, split=split, out=place, **listeners, **arguments)
+            run = fit(model, parts.data, each.algorithm, split=split, out=place, **listeners, **arguments)
         runs.append(run)
         before = split
     return runs
@@ -320,14 +321,14 @@ def stage_from(number: int, table: Spec) -> Stage:
     return Stage(**{**table, "algorithm": algorithm_from(table["algorithm"], f"{name}.algorithm")})
 
 
-def read_stages(tables: Any, given: Sequence[Stage] | None, path: Path) -> list[Stage]:
+def read_stages(tables: Any, stages: Sequence[Stage] | None, path: Path) -> list[Stage]:
     """The stages that a folder describes, or the given ones where they are the same."""
     has_stages = isinstance(tables, list) and bool(tables) and all(isinstance(each, dict) for each in tables)
     must(has_stages, PIPELINE, "one with tables [[stage]]", f"none in {path}")
-    if given is not None:
-        same = [stage_table(each) for each in check_stages(given)] == tables
+    if stages is not None:
+        same = [stage_table(each) for each in check_stages(stages)] == tables
         must(same, "stages", "as the pipeline began with", "others", "Begin another pipeline for those.")
-        return list(given)
+        return list(stages)
     for number, table in enumerate(tables, 1):
         for part in (part for part in ("algorithm", "split") if part in table):
             hint = "Resume it with stages=[...] as it began."

@@ -19,7 +19,7 @@ from moiety.engines.problem import Problem, to_tensors
 from moiety.engines.sequential import Sequential
 from moiety.errors import kind, must, refuse
 from moiety.evaluation.predictive import Predictive
-from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, client_functions, current_states
+from moiety.loop.evaluate import adapt_phases, client_functions, current_states, cut_batches
 from moiety.loop.round import Loop
 from moiety.random import hash_words
 from moiety.run.checks import check_targets, match_columns
@@ -77,8 +77,8 @@ def _go_on(
 ) -> list[Draws]:
     received = problem.broadcast(loop.algorithm, loop.progress.server)
     engine = Sequential(problem, client_functions(problem, loop.algorithm))
-    how = {"round": loop.progress.round, "keys": keys}
-    return draw_enough(problem, loop.algorithm, engine, received, clients, states, draws, **how)
+    options = {"round": loop.progress.round, "keys": keys}
+    return draw_enough(problem, loop.algorithm, engine, received, clients, states, draws, **options)
 
 
 def newcomer_state(loop: Loop, loss: str | None, data: Mapping[str, Any] | None, passes: int) -> Tree:
@@ -119,8 +119,8 @@ def _make_guest(loop: Loop, loss: str | None, data: Mapping[str, Any]) -> Proble
     fed = from_clients({"new client": match_columns("data", data, problem.data.columns)}, test=0.0)
     guest = replace(problem, data=fed, columns=to_tensors(fed.columns, problem.task, problem.device))
     with torch.no_grad():
-        few = {name: column[:1] for name, column in guest.columns.items()}
-        output = problem.task.predict(problem.task.init, few)
+        first_rows = {name: column[:1] for name, column in guest.columns.items()}
+        output = problem.task.predict(problem.task.init, first_rows)
     check_targets(loss, guest.columns, fed, output)
     return guest
 
@@ -151,16 +151,11 @@ def predict_draws(loop: Loop, state: Tree | Draws, columns: Batch) -> Predictive
             )
         diagnostics["noise"] = posterior.noise(received)
     count = len(next(iter(draws.values()))) if draws else 1
-    rows = len(next(iter(columns.values())))
     outputs = []
     with torch.no_grad():
         for m in range(count):
             model = problem.compose(shared, {name: z[m] for name, z in draws.items()})
-            parts = [
-                problem.task.predict(model, {n: c[at : at + EVALUATION_BATCH] for n, c in columns.items()})
-                for at in range(0, rows, EVALUATION_BATCH)
-            ]
-            outputs.append(torch.cat(parts))
+            outputs.append(torch.cat([problem.task.predict(model, batch) for batch in cut_batches(columns)]))
     return Predictive(torch.stack(outputs).double().cpu().numpy(), **diagnostics)
 
 

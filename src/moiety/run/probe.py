@@ -33,14 +33,14 @@ NAMES = {"output": "model", "loss": "loss", "metric": "metric", "gradient": "mod
 
 def probe(problem: Problem) -> dict[str, Any]:
     """The values of the probe as lists of numbers, with the type they were computed in; or why there are none."""
-    batch, params = _rows(problem), _parameters(problem)
+    batch, params = _pick_rows(problem), _make_parameters(problem)
     try:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             with torch_seed(0, "probe", 1):
-                values = _values(problem, params, batch)
+                values = _measure_values(problem, params, batch)
             with torch_seed(0, "probe", 2), torch.no_grad():
-                again = _summary(problem.task.predict(params, batch))
+                again = _summarise_output(problem.task.predict(params, batch))
     except Exception as error:  # the user's own code may raise anything
         return {"none": f"it fails in evaluation: {type(error).__name__}"}
     dtype = dtype_of(problem.task)
@@ -70,7 +70,7 @@ def differ(was: Any, now: Any, tolerance: float) -> bool:
     return not all(abs(a - b) <= tolerance * scale for a, b in pairs)
 
 
-def _rows(problem: Problem) -> Batch:
+def _pick_rows(problem: Problem) -> Batch:
     """Training rows of clients that are evenly spaced among all."""
     bounds, count = problem.data.bounds, len(problem.data)
     clients = [k * (count - 1) // (ROWS - 1) for k in range(ROWS)]
@@ -78,17 +78,15 @@ def _rows(problem: Problem) -> Batch:
     return {name: column[torch.tensor(rows, device=column.device)] for name, column in problem.columns.items()}
 
 
-def _parameters(problem: Problem) -> Params:
+def _make_parameters(problem: Problem) -> Params:
     """The first values, with those of trained parameters made from their names and shapes."""
     init, split = problem.task.init, problem.split
     names = {*split.trained_shared, *split.trained_personal} - problem.task.buffers
-    return {
-        name: _pattern(name, value).requires_grad_() if name in names and value.is_floating_point() else value.clone()
-        for name, value in init.items()
-    }
+    trained = {name for name in names & init.keys() if init[name].is_floating_point()}
+    return {n: _make_pattern(n, p).requires_grad_() if n in trained else p.clone() for n, p in init.items()}
 
 
-def _pattern(name: str, like: Tensor) -> Tensor:
+def _make_pattern(name: str, like: Tensor) -> Tensor:
     """Fixed numbers in the shape of ``like``. A layer with such weights keeps the scale of its input."""
     size = like.numel()
     scale = math.sqrt(3 * like.shape[0] / size) if like.dim() > 1 and size else 0.5
@@ -96,7 +94,7 @@ def _pattern(name: str, like: Tensor) -> Tensor:
     return few.repeat(-(-size // PATTERN))[:size].reshape(like.shape).to(like)
 
 
-def _values(problem: Problem, params: Params, batch: Batch) -> dict[str, list[float | None]]:
+def _measure_values(problem: Problem, params: Params, batch: Batch) -> dict[str, list[float | None]]:
     task = problem.task
     losses, metrics = task.scores(params, batch)
     leaves = [p for p in params.values() if p.requires_grad]
@@ -108,21 +106,21 @@ def _values(problem: Problem, params: Params, batch: Batch) -> dict[str, list[fl
     with contextlib.suppress(Exception):
         scores += [torch.tensor([metric.compute(each, batch) for metric in task.sets]) for each in (output, -output)]
     return {
-        "output": _summary(output),
-        "loss": _numbers(losses),
-        "metric": [number for each in scores for number in _numbers(each)],
-        "gradient": _numbers(
+        "output": _summarise_output(output),
+        "loss": _list_numbers(losses),
+        "metric": [number for each in scores for number in _list_numbers(each)],
+        "gradient": _list_numbers(
             sum((g.double().square().sum() for g in slopes if g is not None), torch.zeros(1).double()).sqrt()
         ),
     }
 
 
-def _summary(output: Tensor) -> list[float | None]:
+def _summarise_output(output: Tensor) -> list[float | None]:
     """Of each row of outputs, the root mean square and a mean that depends on the order."""
     flat = output.detach().cpu().double().reshape(len(output), -1)
     weights = torch.arange(1, flat.shape[1] + 1, dtype=torch.float64).cos()
-    return _numbers(torch.stack([flat.square().mean(1).sqrt(), (flat * weights).mean(1)]))
+    return _list_numbers(torch.stack([flat.square().mean(1).sqrt(), (flat * weights).mean(1)]))
 
 
-def _numbers(values: Tensor) -> list[float | None]:
+def _list_numbers(values: Tensor) -> list[float | None]:
     return [x if math.isfinite(x) else None for x in values.detach().cpu().double().flatten().tolist()]

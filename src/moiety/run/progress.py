@@ -169,8 +169,8 @@ class Bar(Callback):
 
 def name_of(name: str, run: Run) -> str:
     """The name of a run that is watched: its own folder's where it is a stage of a pipeline."""
-    staged = run.folder is not None and (run.folder.parent / PIPELINE).is_file()
-    return run.folder.name if staged and run.folder is not None else name
+    in_pipeline = run.folder is not None and (run.folder.parent / PIPELINE).is_file()
+    return run.folder.name if in_pipeline and run.folder is not None else name
 
 
 def status(train_loss: float | None, evaluation: Mapping[str, Any], *, short: bool = False) -> str:
@@ -202,5 +202,5 @@ def heading(name: str, run: Run) -> str:
     config, options = run.config, run.config["run"]
     algorithm, data, split = (make_printable(part_name(config, section)) for section in ("algorithm", "data", "split"))
     what = f"{'' if name == algorithm else f'{make_printable(name)}: '}{algorithm} on {data}"
-    how = [f"split {split}", f"{options['cohort']} clients a round", f"seed {options['seed']}"]
-    return ", ".join([what, *how, f"engine {options['engine']}", *([f"in {run.folder}"] if run.folder else [])])
+    details = [f"split {split}", f"{options['cohort']} clients a round", f"seed {options['seed']}"]
+    return ", ".join([what, *details, f"engine {options['engine']}", *([f"in {run.folder}"] if run.folder else [])])

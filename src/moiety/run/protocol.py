@@ -55,19 +55,19 @@ class _Function(Callback):
         self.name = getattr(function, "__name__", type(function).__name__)
 
 
-Given = Sequence[Callback | Callable[["Run", RoundRecord], Any]]
+CallbackList = Sequence[Callback | Callable[["Run", RoundRecord], Any]]
 """Callbacks as a user gives them: a bare function stands for its ``on_round``."""
 
 
 class Callbacks:
     """All callbacks of a run, in order."""
 
-    def __init__(self, given: Given = ()) -> None:
-        kind("callbacks", given, (list, tuple), "a list", "As in callbacks=[moiety.callbacks.EarlyStopping(5)].")
-        for each in given:
+    def __init__(self, callbacks: CallbackList = ()) -> None:
+        kind("callbacks", callbacks, (list, tuple), "a list", "As in callbacks=[moiety.callbacks.EarlyStopping(5)].")
+        for each in callbacks:
             fits = isinstance(each, Callback) or (callable(each) and not isinstance(each, type))
             must(fits, "callbacks", "a list of moiety.callbacks.Callback or of functions of (run, record)", repr(each))
-        self.all = [each if isinstance(each, Callback) else _Function(each) for each in given]
+        self.all = [each if isinstance(each, Callback) else _Function(each) for each in callbacks]
 
     def and_also(self, more: Sequence[Callback]) -> Callbacks:
         """These callbacks and ``more`` after them."""

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import narwhals as nw
 import numpy as np
 import pyarrow as pa
 import torch
@@ -70,9 +69,11 @@ def wrap_model(model: nn.Module, data: FederatedData, inputs: Sequence[str]) -> 
     return RawModel(model, recipe, list(inputs).index("x")).eval()
 
 
-def is_table(thing: object) -> bool:
+def is_table(value: object) -> bool:
     """Whether this is a data frame, or the path of one."""
-    return isinstance(thing, pa.RecordBatch | nw.DataFrame | os.PathLike) or nw.dependencies.is_into_dataframe(thing)
+    import narwhals as nw  # not above: runs on arrays do without
+
+    return isinstance(value, pa.RecordBatch | nw.DataFrame | os.PathLike) or nw.dependencies.is_into_dataframe(value)
 
 
 def prepare_inputs(data: FederatedData, x: Any) -> Any:

@@ -45,8 +45,8 @@ from moiety.split import Split
 log = logging.getLogger("moiety")
 
 
-class Given(NamedTuple):
-    """What a user gives again because a folder cannot name it."""
+class RunParts(NamedTuple):
+    """The parts of a run that a user gives again, since the run's folder cannot name them."""
 
     model: Any = None
     data: Any = None
@@ -67,7 +67,7 @@ MAKERS: dict[str, Callable[[Spec], Any]] = {
 
 def continue_run(
     path: Path,
-    given: Given,
+    parts: RunParts,
     callbacks: Callbacks,
     *,
     rounds: int | None = None,
@@ -76,7 +76,7 @@ def continue_run(
 ) -> Run:
     """Continue the run in a folder; ``resume`` says what the arguments are."""
     config = files.read_config(path)
-    first_options = read_stored_options(config, path, given)
+    first_options = read_stored_options(config, path, parts)
     options = replace(
         first_options,
         rounds=first_options.rounds if rounds is None else rounds,
@@ -84,7 +84,7 @@ def continue_run(
     )
     with lock_folder(path), show_progress(progress, path.name) as displays:
         log.info("reading the folder, and checking model and data")
-        run = reopen(path, config, options, given)
+        run = reopen(path, config, options, parts)
         run._loop.progress.store.check_states()  # a damaged record would spoil the next round
         round = run._loop.progress.round
         must(run._loop.rounds >= round, "rounds", f">= {round}, the rounds already trained", options.rounds)
@@ -115,7 +115,7 @@ def _check_lost_rows(path: Path, rounds: list[int], callbacks: Callbacks) -> Non
     files.warn_of_lost_rows(path, rounds)
 
 
-def _tell_lost(texts: Mapping[str, str], *, to_train: bool) -> None:
+def _report_lost_files(texts: Mapping[str, str], *, to_train: bool) -> None:
     """Say which files of the run are lost; refuse to open one without its results, which say how it ended."""
     if files.LEDGER in texts and not to_train:
         raise MoietyError(texts[files.LEDGER])
@@ -139,37 +139,37 @@ REQUIRED = tuple(key for key in RUN_KEYS if key not in LEFT_OUT)
 def read_stored_options(
     config: Mapping[str, Any],
     path: Path,
-    given: Given,
+    parts: RunParts,
     *,
     file: str = CONFIG,
     tables: Sequence[str] = RUN_TABLES,
     keys: Sequence[str] = REQUIRED,
 ) -> Options:
-    """The options that a folder's file names, with what was ``given`` again; it must have these tables and keys."""
+    """The options in a folder's file, and those in ``parts``; the file must have these tables and keys."""
     for table in tables:
         must(isinstance(config.get(table), dict), file, f"one with a table [{table}]", f"none in {path}")
     for key in keys:
         must(key in config["run"], f"run.{key}", "given", f"nothing in {path}")
-    options = read_options(config, given.settings)
-    loss, metric = given.loss or options.loss, given.metric or options.metric
+    options = read_options(config, parts.settings)
+    loss, metric = parts.loss or options.loss, parts.metric or options.metric
     must(loss is not None, "loss", "given again", "nothing", "It was the user's own.")
-    return replace(options, loss=loss, metric=metric, settings=change_settings(options.settings, given.settings))
+    return replace(options, loss=loss, metric=metric, settings=change_settings(options.settings, parts.settings))
 
 
-def remake(config: Mapping[str, Any], given: Given, parts: Sequence[str], what: str) -> Given:
-    """Make again the parts that the configuration names and that were not given; the others must be given."""
-    missing = [part for part in parts if getattr(given, part) is None]
+def remake(config: Mapping[str, Any], parts: RunParts, names: Sequence[str], what: str) -> RunParts:
+    """Make those parts called ``names`` that are None, as the configuration says; raise where it cannot name one."""
+    missing = [part for part in names if getattr(parts, part) is None]
     own = {part: own_part(config, part) for part in missing if own_part(config, part)}
     hint = f"The {what} began with " + " and ".join(f"its own {name}" for name in own.values()) + "."
     must(not own, "`, `".join(own), "given again", "nothing", hint)
-    return given._replace(**{part: MAKERS[part](config[part]) for part in missing})
+    return parts._replace(**{part: MAKERS[part](config[part]) for part in missing})
 
 
 def reopen(
     path: Path,
     config: dict[str, Any],
     options: Options,
-    given: Given,
+    parts: RunParts,
     *,
     to_train: bool = True,
     any_data: bool = False,
@@ -181,15 +181,15 @@ def reopen(
     """
     on_devices = own_part(config, "data") == files.DEVICES
     must(not (on_devices and to_train), "folder", "that of a simulation", f"a server's at {path}", "Start the server.")
-    given = remake(config, given, ("model", "data", "algorithm"), "run")
-    model, data, algorithm, split = given.model, given.data, given.algorithm, given.split
+    parts = remake(config, parts, ("model", "data", "algorithm"), "run")
+    model, data, algorithm, split = parts.model, parts.data, parts.algorithm, parts.split
     check_kinds(model, data, algorithm, split)
     if split is None and isinstance(model, nn.Module) and "own" not in config["split"]:
         split = split_from(config["split"], model)
     options = options if any_data else complete_options(options, model, data, algorithm)
     hint = "Leave them out, or begin another run."
     same = options.settings.attackers == config["run"].get("attackers")  # the folder names them
-    must(same, "attackers", "those that the run began with", given.settings and given.settings.attackers, hint)
+    must(same, "attackers", "those that the run began with", parts.settings and parts.settings.attackers, hint)
     algorithm = suit_run(algorithm, options)
     problem = make_problem(model, data, algorithm, split, options, check=not any_data)
     if not any_data:
@@ -217,7 +217,7 @@ def reopen(
     progress = begin_progress(problem, algorithm, None if on_devices else path, clock, run, resumed=newest is not None)
     if newest is not None:
         load_checkpoint(newest, progress, identity)
-        _tell_lost(files.find_lost(path, newest, note), to_train=to_train)
+        _report_lost_files(files.find_lost_files(path, newest, note), to_train=to_train)
     else:
         states = files.read_start(path, identity.get("start", ""), progress.store.first())
         progress.store.start_again()

@@ -18,7 +18,7 @@ from moiety.evaluation import Row
 from moiety.evaluation.paired import RowScores
 from moiety.evaluation.safeguard import ALPHA
 from moiety.files import lock_folder
-from moiety.loop.evaluate import Evaluation, choose_evaluated
+from moiety.loop.evaluate import Evaluation, choose_evaluation_clients
 from moiety.loop.round import Loop, Progress
 from moiety.reports.curves import draw_history
 from moiety.reports.groups import Group
@@ -78,7 +78,7 @@ class Run(Serving):
     unseen: list[Row] = field(default_factory=list)
     stopped: str = ""
     """Why a callback stopped the run; empty where none did."""
-    _kept: dict[int, Progress] = field(default_factory=dict)
+    _best_models: dict[int, Progress] = field(default_factory=dict)
     """Of a run without a folder: the models of its best round, where a callback keeps them."""
     _ends_with: int | None = None
     """The round whose models the run is to end with; None for the last."""
@@ -180,9 +180,9 @@ class Run(Serving):
         chooser = Chooser.of(self._loop, self._loss, self._guard)
         scores = {}
         with one_thread():
-            for at in self._list_evaluated():
+            for at in self._list_evaluation_clients():
                 if data.sizes(part)[at]:
-                    pair, weight = self._get_chosen(at)
+                    pair, weight = self._get_choice(at)
                     scores[str(data.ids[at])] = pair.score(
                         chooser.columns(at, part), 0.0 if shared else 1.0 if personal else weight
                     )
@@ -227,15 +227,15 @@ class Run(Serving):
         notes = {"stopped": self.stopped, "restored": self.restored, files.CALIBRATION: measure_calibration(self)}
         files.write_results(self.folder, self.clients, self.ledger, self._loop.progress.run, self.unseen, notes)
 
-    def _list_evaluated(self) -> list[int]:
+    def _list_evaluation_clients(self) -> list[int]:
         """The positions of the clients that the run evaluates."""
         loop = self._loop
-        return [int(i) for i in choose_evaluated(loop.problem.data, self.config["run"], loop.problem.seed)]
+        return [int(i) for i in choose_evaluation_clients(loop.problem.data, self.config["run"], loop.problem.seed)]
 
     def _score_clients(self, part: str) -> Evaluation:
         """A row for each client that the run evaluates, and the metrics of sets over all their rows."""
         problem = self._loop.problem
-        scores = self._loop.evaluate(part, choose_evaluated(problem.data, self.config["run"], problem.seed))
+        scores = self._loop.evaluate(part, choose_evaluation_clients(problem.data, self.config["run"], problem.seed))
         if self._guard is None:
             return scores
         return scores._replace(rows=guard_rows(self._loop, self._loss, self._guard, scores.rows, part))

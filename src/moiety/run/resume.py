@@ -14,9 +14,8 @@ from moiety.data import FederatedData
 from moiety.errors import must
 from moiety.files import check_path
 from moiety.run.pipeline import Stage, continue_pipeline
-from moiety.run.protocol import Callbacks
-from moiety.run.protocol import Given as Heard
-from moiety.run.reopen import Given, continue_run
+from moiety.run.protocol import CallbackList, Callbacks
+from moiety.run.reopen import RunParts, continue_run
 from moiety.run.settings import Settings
 from moiety.seals import PIPELINE
 from moiety.split import Split
@@ -35,7 +34,7 @@ def resume(
     loss: tasks.Loss | None = None,
     metric: tasks.Metrics | None = None,
     engine: str | None = None,
-    callbacks: Heard = (),
+    callbacks: CallbackList = (),
     progress: bool | None = None,
     settings: Settings | None = None,
 ) -> Any:
@@ -78,7 +77,7 @@ def resume(
     Run(local_only, 3 rounds, 2 clients; test accuracy 1)
     """
     check_path("folder", folder, "the folder of a run or of a pipeline")
-    path, parts = Path(folder), Given(model, data, algorithm, split, loss, metric, settings)
+    path, parts = Path(folder), RunParts(model, data, algorithm, split, loss, metric, settings)
     listeners = Callbacks(callbacks)
     if not (path / PIPELINE).is_file():
         must(stages is None, "stages", "left out for a single run", "some")

@@ -7,7 +7,7 @@ rule for new clients makes a model from the other folds. New clients have folds 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from moiety.evaluation.per_client import SHARED
 from moiety.evaluation.predictive import Predictive
 from moiety.evaluation.safeguard import WEIGHTS, Choice, Evidence, Population, choose, describe_population
 from moiety.files import remove_file, report_unreadable, write_file
-from moiety.loop.evaluate import EVALUATION_BATCH, adapt_phases, score_examples
+from moiety.loop.evaluate import adapt_phases, cut_batches, score_examples
 from moiety.loop.round import Loop
 from moiety.random import generator, hash_words
 from moiety.run.checkpoint import read_tensors
@@ -101,7 +101,7 @@ class Pair:
 
     def score(self, columns: Batch, weight: float) -> RowScores:
         """The scores of rows with the mixture."""
-        pieces = [score_examples(self.task, self._score(batch, weight), batch) for batch in _cut(columns)]
+        pieces = [score_examples(self.task, self._score(batch, weight), batch) for batch in cut_batches(columns)]
         loss, metric, counts = torch.cat(pieces, dim=1).cpu().numpy() if pieces else np.zeros((3, 0))
         return RowScores(loss, np.divide(metric, counts, out=np.zeros_like(metric), where=counts > 0), counts)
 
@@ -128,16 +128,9 @@ class Pair:
 
 
 def _join(gains: Sequence[np.ndarray], hint: float) -> Evidence:
-    """The evidence of several sets of held-out rows."""
+    """The evidence of several sets of held-out rows, of which the first are validation rows."""
     all_gains = np.concatenate(gains, axis=2)
-    return Evidence(all_gains[0], hint, all_gains[1] if len(all_gains) > 1 else None)
-
-
-def _cut(columns: Batch) -> Iterator[Batch]:
-    """Batches of rows."""
-    rows = len(next(iter(columns.values())))
-    for at in range(0, rows, EVALUATION_BATCH):
-        yield {name: column[at : at + EVALUATION_BATCH] for name, column in columns.items()}
+    return Evidence(all_gains[0], hint, all_gains[1] if len(all_gains) > 1 else None, gains[0].shape[2])
 
 
 @dataclass(frozen=True)
@@ -201,12 +194,14 @@ class Chooser:
         folds = {at: self._deal(problem.data.rows(at, "train"), at) for at in clients}
         gains: dict[int, list[np.ndarray]] = {at: [] for at in clients}
         for k in range(FOLDS):
-            some = [at for at in clients if k < len(folds[at])]
-            states = [problem.first_state(algorithm)] * len(some)
-            for turn in range(self._count_turns() if some else 0):
-                jobs = [self._make_job(at, folds[at], k, state, turn) for at, state in zip(some, states, strict=True)]
+            remaining = [at for at in clients if k < len(folds[at])]
+            states = [problem.first_state(algorithm)] * len(remaining)
+            for turn in range(self._count_turns() if remaining else 0):
+                jobs = [
+                    self._make_job(at, folds[at], k, state, turn) for at, state in zip(remaining, states, strict=True)
+                ]
                 states = tree.clone(list(engine.map("adapt", jobs, received, RoundInfo(loop.progress.round))))
-            for at, state in zip(some, states, strict=True):
+            for at, state in zip(remaining, states, strict=True):
                 rows = torch.from_numpy(folds[at][k]).to(problem.device)
                 columns = {name: column.index_select(0, rows) for name, column in problem.columns.items()}
                 gains[at].append(self.pair(state).measure_gains(columns))
@@ -232,12 +227,12 @@ class Chooser:
         """The evidence of a client never seen, whose model with that state is made from ``data``."""
         rows = {name: np.asarray(column) for name, column in data.items()}
         pair = self.pair(state)
-        gains = [pair.measure_gains(self._as_tensors({name: column[:0] for name, column in rows.items()}))]
+        gains = [pair.measure_gains(self.as_tensors({name: column[:0] for name, column in rows.items()}))]
         for fold in self._deal((0, len(next(iter(rows.values())))), -1):
             others = {name: np.delete(column, fold, axis=0) for name, column in rows.items()}
             without = self.pair(newcomer_state(self.loop, self.loss, others, passes))
-            gains.append(without.measure_gains(self._as_tensors({name: column[fold] for name, column in rows.items()})))
-        return _join(gains, pair.measure_hint(self._as_tensors(rows)))
+            gains.append(without.measure_gains(self.as_tensors({name: column[fold] for name, column in rows.items()})))
+        return _join(gains, pair.measure_hint(self.as_tensors(rows)))
 
     def weigh_newcomer(
         self, guard: Safeguard | None, data: Mapping[str, Any] | None, state: Tree, passes: int
@@ -261,9 +256,10 @@ class Chooser:
         return replace(own, outputs=outputs.double().cpu().numpy())
 
     def _predict_in_batches(self, pair: Pair, columns: Batch, weight: float) -> torch.Tensor:
-        return torch.cat([pair.predict(batch, weight) for batch in _cut(columns)]).double()
+        return torch.cat([pair.predict(batch, weight) for batch in cut_batches(columns)]).double()
 
-    def _as_tensors(self, columns: Mapping[str, np.ndarray]) -> Batch:
+    def as_tensors(self, columns: Mapping[str, np.ndarray]) -> Batch:
+        """Rows as the problem's task takes them."""
         return to_tensors(columns, self.problem.task, self.problem.device)
 
     def _count_turns(self) -> int:
@@ -293,7 +289,7 @@ def choose_models(chooser: Chooser, alpha: float) -> Safeguard:
         warnings.warn(f"{text}: give a run of fedavg, run.safeguard(one_model=...).", UserWarning, stacklevel=4)
     names = [str(name) for name in problem.data.ids]
     evidence = chooser.gather(range(len(names)))
-    population = describe_population(evidence)
+    population = describe_population(evidence, alpha)
     weights = chooser.pair(problem.first_state(algorithm)).weights()
     choices = {
         name: choose(each, population, alpha=alpha, weights=weights) for name, each in zip(names, evidence, strict=True)
@@ -314,7 +310,7 @@ def take_one_model(problem: Problem, run: Any) -> Params | None:
 
 
 def weight_of(guard: Safeguard | None, client: object) -> float:
-    """How much of its personal model a client uses: all where it did not choose."""
+    """The weight of a client's personal model; 1 for a client that did not choose."""
     return guard.choices[str(client)].weight if guard is not None and str(client) in guard.choices else 1.0
 
 
@@ -344,7 +340,7 @@ def _score_again(chooser: Chooser, pair: Pair, columns: Batch, weight: float, ro
         result |= {before + "loss": float(scores.loss.mean())}
         result |= {before + "metric": float(np.average(scores.metric, weights=scores.weight))}
         if task.sets:
-            outputs = torch.cat([pair.predict(batch, w) for batch in _cut(columns)])
+            outputs = torch.cat([pair.predict(batch, w) for batch in cut_batches(columns)])
             values = {before + metric.name: float(metric.compute(outputs, columns)) for metric in task.sets}
             result |= values | ({before + "metric": values[before + task.deciding.name]} if task.set_decides else {})
     gain = (result["metric"] - result["shared_metric"]) * (1 if task.deciding.higher_is_better else -1)
@@ -362,8 +358,8 @@ def guard_unseen(loop: Loop, loss: str | None, guard: Safeguard, rows: Sequence[
             train, test = (data.at(data.position(row["client"]), each) for each in ("train", part))
             state = newcomer_state(loop, loss, train, 1)
             weight = chooser.weigh_newcomer(guard, train, state, 1)
-            columns = to_tensors(test, loop.problem.task, loop.problem.device)
-            row = {**_score_again(chooser, chooser.pair(state), columns, weight, row), "personal_share": weight}
+            row = _score_again(chooser, chooser.pair(state), chooser.as_tensors(test), weight, row)
+            row["personal_share"] = weight
         result.append(row)
     return result
 

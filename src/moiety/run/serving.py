@@ -19,7 +19,7 @@ from moiety.evaluation.calibration import calibration_rows
 from moiety.evaluation.predictive import Predictive
 from moiety.evaluation.safeguard import Choice
 from moiety.loop.round import Loop
-from moiety.run.draws import Draws
+from moiety.run.draws import Draws, describe_shortfall
 from moiety.run.examine import predict_part
 from moiety.run.predict import (
     draw_client,
@@ -58,13 +58,13 @@ class Serving:
         """
         loop = self._loop
         self._need_data(unless=loop.algorithm.stateful)
-        pair, weight = self._get_chosen(loop.problem.data.index(client))
-        return _copies(pair.parameters(weight))
+        pair, weight = self._get_choice(loop.problem.data.index(client))
+        return _copy_params(pair.parameters(weight))
 
     def shared_parameters(self) -> Params:
-        """The shared model alone: the server's part, with the personal part as it was first."""
+        """The shared model alone: the server's part, with the first values of the personal part."""
         problem, algorithm, now = self._loop.problem, self._loop.algorithm, self._loop.progress
-        return _copies(problem.shared_model(algorithm, problem.broadcast(algorithm, now.server)))
+        return _copy_params(problem.shared_model(algorithm, problem.broadcast(algorithm, now.server)))
 
     def broadcast(self) -> Params:
         """What goes down to clients now, by name: the shared parameters and what the algorithm sends with them.
@@ -88,9 +88,9 @@ class Serving:
         if client is None:
             return self._wrap(self._finish(self.shared_parameters(), merge))
         self._need_data(unless=self._loop.algorithm.stateful)
-        return self._export_chosen(*self._get_chosen(self._loop.problem.data.index(client)), merge)
+        return self._export_choice(*self._get_choice(self._loop.problem.data.index(client)), merge)
 
-    def _export_chosen(self, pair: Pair, weight: float, merge: bool = False) -> nn.Module:
+    def _export_choice(self, pair: Pair, weight: float, merge: bool = False) -> nn.Module:
         """The model that a client chose; with a mixture of predictions both models are in it."""
         models = [pair.parameters(w) for w in pair.needs(weight)]
         modules = [self._finish(model, merge) for model in models]
@@ -98,11 +98,11 @@ class Serving:
         return self._wrap(module)
 
     def _wrap(self, module: nn.Module) -> nn.Module:
-        return wrap_model(module, self._loop.problem.data, self._inputs())
+        return wrap_model(module, self._loop.problem.data, self._list_inputs())
 
     def _finish(self, params: Params, merge: bool) -> nn.Module:
         """A module with these values, with updates of low rank merged where that is asked for."""
-        module = self._module(params)
+        module = self._build_module(params)
         unload: Any = getattr(module, "merge_and_unload", None)  # of a model that PEFT made
         if merge and unload is not None:
             module = unload()
@@ -112,7 +112,7 @@ class Serving:
 
     def shared_module(self) -> nn.Module:
         """The shared model alone, without the preprocessing of a table in front: what a next stage starts from."""
-        return self._module(self.shared_parameters())
+        return self._build_module(self.shared_parameters())
 
     def onboard(self, data: Any, *, passes: int = 1) -> nn.Module:
         """A personal model for a client never seen, by the algorithm's own rule; nothing of it is sent or kept.
@@ -131,7 +131,7 @@ class Serving:
         if data is None:
             state = loop.problem.first_state(loop.algorithm)
         chooser = Chooser.of(loop, self._loss, self._guard)
-        return self._export_chosen(chooser.pair(state), chooser.weigh_newcomer(self._guard, rows, state, passes))
+        return self._export_choice(chooser.pair(state), chooser.weigh_newcomer(self._guard, rows, state, passes))
 
     def predict(self, client: int | str | Mapping[str, Any] | Any | None, x: Any) -> np.ndarray:
         """What a client's model predicts for examples: names of classes (labels where they have none), or numbers.
@@ -187,7 +187,7 @@ class Serving:
         whole("passes", passes, 1)
         if draws is not None:
             whole("draws", draws, 1)
-        columns = input_columns(loop.problem, self._inputs(), prepare_inputs(data, x))
+        columns = input_columns(loop.problem, self._list_inputs(), prepare_inputs(data, x))
         several = draws is not None and loop.algorithm.posterior is not None
         state: Tree | Draws
         chooser, weight = Chooser.of(loop, self._loss, self._guard), 1.0
@@ -198,19 +198,18 @@ class Serving:
             else:
                 state = newcomer_state(loop, self._loss, rows, passes)
             if self._guard is not None and rows is not None:
-                known = newcomer_state(loop, self._loss, rows, passes) if several else state
-                weight = chooser.weigh_newcomer(self._guard, rows, known, passes)
+                one = newcomer_state(loop, self._loss, rows, passes) if several else state
+                weight = chooser.weigh_newcomer(self._guard, rows, one, passes)
         else:
-            at, known = data.index(client), loop.algorithm.stateful and not fresh and not several
+            at, has_state = data.index(client), loop.algorithm.stateful and not fresh and not several
             owner = loop.algorithm.posterior is None or at in loop.progress.store.owners()
-            self._need_data(unless=known and owner)
+            self._need_data(unless=has_state and owner)
             state = draw_client(loop, at, draws or 1) if several else predicting_state(loop, at, fresh)
             weight = weight_of(self._guard, data.ids[at])
         prediction = chooser.mix_prediction(predict_draws(loop, state, columns), state, columns, weight)
         prediction = replace(prediction, loss=self._loss)
-        if several and prediction.effective is not None and prediction.effective < (draws or 1):
-            text = f"{prediction.effective:.1f} of {draws} draws are effective after the longest chain"
-            warnings.warn(f"{text}, split R-hat is {prediction.rhat:.2f}: trust them as far as that.", stacklevel=2)
+        if several and (text := describe_shortfall(draws or 1, prediction.effective, prediction.rhat)):
+            warnings.warn(text, stacklevel=2)
         return prediction
 
     def calibration(
@@ -229,7 +228,7 @@ class Serving:
         """
         return calibration_rows(predict_part(self, part, draws=draws, fresh=fresh), bins=bins)
 
-    def _get_chosen(self, at: int) -> tuple[Pair, float]:
+    def _get_choice(self, at: int) -> tuple[Pair, float]:
         """The two models of the client at a position, and how much of its own it uses."""
         chooser = Chooser.of(self._loop, self._loss, self._guard)
         return chooser.pair_of(at), weight_of(self._guard, self._loop.problem.data.ids[at])
@@ -246,7 +245,7 @@ class Serving:
         name: str | None = loss["name"] if isinstance(loss, dict) else loss
         return name
 
-    def _inputs(self) -> Sequence[str]:
+    def _list_inputs(self) -> Sequence[str]:
         """The columns that the model takes; a task of plain functions may take any."""
         return () if self._model is None else self.config["run"]["inputs"]
 
@@ -254,9 +253,9 @@ class Serving:
         """The whole model of a client with that state, in tensors that the caller may change."""
         problem, algorithm = self._loop.problem, self._loop.algorithm
         received = problem.broadcast(algorithm, self._loop.progress.server)
-        return _copies(problem.compose(*algorithm.personal_model(received, state)))
+        return _copy_params(problem.compose(*algorithm.personal_model(received, state)))
 
-    def _module(self, params: Params) -> nn.Module:
+    def _build_module(self, params: Params) -> nn.Module:
         """A copy of the model with these values, in evaluation mode."""
         if self._model is None:
             refuse("model", "an nn.Module for export", "a task of plain functions")
@@ -269,6 +268,6 @@ class Serving:
         return module
 
 
-def _copies(params: Params) -> Params:
+def _copy_params(params: Params) -> Params:
     """Tensors that the caller may change."""
     return {name: p.clone() for name, p in params.items()}

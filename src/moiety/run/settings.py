@@ -198,19 +198,19 @@ LEFT_OUT = (
 """The keys that ``[run]`` in a run's folder may lack; all others are filled in when the run begins."""
 
 
-def read_options(config: Mapping[str, Any], given: Settings | None = None) -> Options:
-    """The options that the tables of a file name. What a file cannot name is taken from ``given``."""
+def read_options(config: Mapping[str, Any], own_settings: Settings | None = None) -> Options:
+    """The options that the tables of a file name. What a file cannot name is taken from ``own_settings``."""
     values = check_table("run", config["run"], RUN_KEYS, hints=SECTION_HINTS)
     values.pop("engine_reason", None)
     if "loss" in values:
         values["loss"] = loss_from(values["loss"])
     for name, make in BUILDERS.items():
-        table, thing = config.get(name), getattr(given, name, None)
+        table, part = config.get(name), getattr(own_settings, name, None)
         own = isinstance(table, dict) and "own" in table
-        must(not own or thing is not None, name, "given again", "nothing", f"The run began with {name} of its own.")
-        same = thing is None or own or table == spec_of(thing)
+        must(not own or part is not None, name, "given again", "nothing", f"The run began with {name} of its own.")
+        same = part is None or own or table == spec_of(part)
         must(same, name, "as the run began with", "another", "Leave it out, or begin another run.")
-        values[name] = thing if own else None if table is None else make(table)
+        values[name] = part if own else None if table is None else make(table)
     rare = {each.name: values.pop(each.name) for each in fields(Settings) if each.name in values}
     return Options(**values, settings=Settings(**rare))
 
@@ -218,22 +218,22 @@ def read_options(config: Mapping[str, Any], given: Settings | None = None) -> Op
 def option_tables(options: Options) -> dict[str, Spec]:
     """The options as a file says them. What no file can hold, and what is None, is left out."""
     values = {**vars(options), **vars(options.settings)}
-    things = {name: values.pop(name) for name in BUILDERS}
-    tables = {name: table_of(thing, name) for name, thing in things.items() if thing is not None}
+    parts = {name: values.pop(name) for name in BUILDERS}
+    tables = {name: table_of(part, name) for name, part in parts.items() if part is not None}
     return {**tables, "run": {k: plain(v) for k, v in values.items() if v is not None and writable(v)}}
 
 
-def change_settings(settings: Settings, given: Settings | None) -> Settings:
-    """The settings of a run that is continued. Of those that are ``given`` again, only ``MAY_DIFFER`` may change.
+def change_settings(settings: Settings, changes: Settings | None) -> Settings:
+    """The settings of a run that is continued. Of ``changes``, only ``MAY_DIFFER`` may be other than before.
 
     ``read_options`` compares what a builder makes, ``reopen`` the attackers.
     """
-    if given is None:
+    if changes is None:
         return settings
-    kind("settings", given, Settings, "moiety.Settings(...)")
+    kind("settings", changes, Settings, "moiety.Settings(...)")
     hint = f"Only {', '.join(MAY_DIFFER)} may change; begin another run for the rest."
     for each in fields(Settings):
-        value, first_value = getattr(given, each.name), getattr(settings, each.name)
+        value, first_value = getattr(changes, each.name), getattr(settings, each.name)
         if each.name not in (*MAY_DIFFER, "attackers", *BUILDERS) and value != each.default:
             must(
                 plain(value) == plain(first_value),
@@ -242,8 +242,10 @@ def change_settings(settings: Settings, given: Settings | None) -> Settings:
                 plain(value),
                 hint,
             )
-    attackers = settings.attackers if given.attackers is None else given.attackers
-    others = {name: getattr(given, name) for name in MAY_DIFFER if getattr(given, name) != getattr(Settings(), name)}
+    attackers = settings.attackers if changes.attackers is None else changes.attackers
+    others = {
+        name: getattr(changes, name) for name in MAY_DIFFER if getattr(changes, name) != getattr(Settings(), name)
+    }
     return replace(settings, attackers=attackers, **others)
 
 
@@ -257,7 +259,7 @@ def complete_options(options: Options, model: nn.Module | Task, data: FederatedD
         whole("evaluate_clients", settings.evaluate_clients, 1, clients)
     cohort = clients if options.cohort is None else options.cohort
     if settings.clock is not None:
-        cohort = _cohort_with_clock(settings, options.cohort, data, algorithm) or cohort
+        cohort = _decide_cohort(settings, options.cohort, data, algorithm) or cohort
     must(cohort <= clients, "cohort", f"<= {clients}, the number of clients", cohort)
     _check_uploads(settings, algorithm, clients if settings.participation == "bernoulli" else cohort)
     if settings.privacy is not None:
@@ -303,7 +305,7 @@ def default_inputs(model: nn.Module | Task, data: FederatedData) -> tuple[str, .
     return names
 
 
-def _cohort_with_clock(settings: Settings, cohort: int | None, data: FederatedData, algorithm: Algorithm) -> int | None:
+def _decide_cohort(settings: Settings, cohort: int | None, data: FederatedData, algorithm: Algorithm) -> int | None:
     """Check the clock against the other options; return the cohort that the clock sets, or None."""
     clock = settings.clock
     check_clock(clock, data.ids)
@@ -330,8 +332,8 @@ def _check_uploads(settings: Settings, algorithm: Algorithm, most: int) -> None:
     for name in ("aggregator", "codec", "attack", "privacy"):
         constraint = f"left out for {algorithm.name}, whose clients send nothing"
         must(getattr(settings, name) is None or algorithm.aggregator is not None, name, constraint, name)
-    both = (settings.attack is None) == (settings.attackers is None)
-    must(both, "attackers", "given with an attack, and only then", settings.attackers)
+    consistent = (settings.attack is None) == (settings.attackers is None)
+    must(consistent, "attackers", "given with an attack, and only then", settings.attackers)
     rule = settings.aggregator
     if rule is not None and most < rule.least:
         fault = f"{rule.spec.get('name', 'one')}, which needs at least {rule.least}"
@@ -348,8 +350,8 @@ def pick_attackers(data: FederatedData, attackers: Any, seed: int) -> frozenset[
         return clients
     share = float(attackers)
     count = round(share * len(data))
-    some = 0 < count < len(data) or share == 0
-    must(some, "attackers", f"a share that comes to some of the {len(data)} clients", f"{share}, or {count} of them")
+    fits = 0 < count < len(data) or share == 0
+    must(fits, "attackers", f"a share that comes to some of the {len(data)} clients", f"{share}, or {count} of them")
     sample = generator(seed, "attackers").choice(len(data), size=count, replace=False)
     return frozenset(int(client) for client in sample)
 

@@ -24,7 +24,7 @@ from moiety.errors import kind, must
 from moiety.run import folder as files
 from moiety.run.build import own_part
 from moiety.run.checkpoint import find_checkpoint
-from moiety.run.reopen import Given, read_stored_options, reopen
+from moiety.run.reopen import RunParts, read_stored_options, reopen
 from moiety.run.result import Run
 from moiety.run.settings import Options
 from moiety.split import Split
@@ -51,10 +51,10 @@ def _from_folder(
         "attack",
     ):  # how its uploads travelled no longer matters, and may need code of the user's own
         config.pop(name, None)
-    own = Given(loss=options.loss, metric=options.metric)
+    own = RunParts(loss=options.loss, metric=options.metric)
     if isinstance(config.get("run"), dict):
         config["run"].pop("attackers", None)
-        own = Given(**{name: value for name, value in own._asdict().items() if name not in config["run"]})
+        own = RunParts(**{name: value for name, value in own._asdict().items() if name not in config["run"]})
     first_options, newest = read_stored_options(config, path, own), find_checkpoint(path)
     round = int(newest.name.removeprefix("round-")) if newest else 0
     assert first_options.rounds is not None
@@ -67,7 +67,7 @@ def _from_folder(
     same = data.digest() == files.read_identity(path).get("data")
     fits = same or own_part(config, "data") is None
     must(fits, "start", "a run on this data, or on data that its folder names", path, hint)
-    parts = Given(
+    parts = RunParts(
         model if own_part(config, "model") else None,
         data if same else from_spec(config["data"]),
         split=split if own_part(config, "split") else None,

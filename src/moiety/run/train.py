@@ -47,7 +47,7 @@ def train(run: Run, callbacks: Callbacks) -> Run:
             record = loop.run_round()
             seconds += time.perf_counter() - start
             train_loss = record.train_loss
-            _log_dropped(record)
+            _log_dropped_clients(record)
             if _is_due(loop, options["evaluate_every"]):
                 row = _add_row(run, record.train_loss, seconds)
                 record = replace(record, evaluation=row)
@@ -73,12 +73,12 @@ def train(run: Run, callbacks: Callbacks) -> Run:
     run.ledger = {**loop.progress.ledger.as_dict(), **report_privacy(loop)}
     if folder:
         run._write_results()
-    _safeguard(run)
+    _let_clients_choose(run)
     callbacks.tell("on_end", run)
     return run
 
 
-def _safeguard(run: Run) -> None:
+def _let_clients_choose(run: Run) -> None:
     """Let clients choose their models where the run asks for it, or chose before it was resumed."""
     earlier = read_safeguard(run.folder, run._loop.progress.run, run._loss) if run.folder else None
     if earlier is not None:
@@ -106,7 +106,7 @@ def _stop(run: Run, train_loss: float, seconds: float, identity: dict[str, Any],
         save_checkpoint(run.folder, now, identity)
 
 
-def _log_dropped(record: RoundRecord) -> None:
+def _log_dropped_clients(record: RoundRecord) -> None:
     """Log the clients whose updates were dropped, and why."""
     if record.dropped:
         what = "; ".join(f"{name} ({why})" for name, why in zip(record.dropped, record.reasons, strict=True))

@@ -18,7 +18,7 @@ from moiety.data.folder import META
 from moiety.errors import MoietyError, kind, message, must
 from moiety.files import check_path, report_unreadable
 from moiety.run import folder as files
-from moiety.run.best import check_kept, find_kept, place_of
+from moiety.run.best import check_best_round, find_best_rounds, place_of
 from moiety.run.build import own_part
 from moiety.run.checkpoint import INDEX, check_newest, find_checkpoint, read_checkpoint, read_tensors
 from moiety.run.privacy import read_counted
@@ -88,7 +88,7 @@ class _Check:
 
     data: bool | FederatedData
     problems: list[str] = field(default_factory=list)
-    known: dict[str, tuple[FederatedData, Digest]] = field(default_factory=dict)
+    data_sets: dict[str, tuple[FederatedData, Digest]] = field(default_factory=dict)
     """Data of runs by their tables, with their digests."""
 
     def ask(self, read: Callable[..., T], *arguments: Any) -> T | None:
@@ -106,11 +106,11 @@ class _Check:
         hint = "In Python, give it as moiety.verify(folder, data=...)."
         must(not own, "data", f"given for the run in {folder}, whose file cannot name it", "nothing", hint)
         table = "" if explicit else json.dumps(config["data"], sort_keys=True)
-        if table not in self.known:
+        if table not in self.data_sets:
             data = self.data if isinstance(self.data, FederatedData) else from_spec(config["data"])
             data = replace(data, mapped={})  # without the digests that are kept beside columns
-            self.known[table] = data, data.digest()
-        return self.known[table]
+            self.data_sets[table] = data, data.digest()
+        return self.data_sets[table]
 
 
 def _verify_pipeline(path: Path, runs: list[Path], check: _Check) -> None:
@@ -156,13 +156,13 @@ def _verify_run(folder: Path, check: _Check) -> None:
     if state:
         check.ask(_verify_history, folder, run, state["round"], config.get("run", {}))
     if newest and state and note is not None:
-        check.problems += files.find_lost(folder, newest, note).values()
+        check.problems += files.find_lost_files(folder, newest, note).values()
     ended_with = dict[str, Any]()
     if (folder / files.LEDGER).exists() and check.ask(files.read_results, folder, run) is not None:
         check.ask(files.read_unseen, folder, run)
         ended_with = check.ask(files.read_notes, folder, run) or {}
-    for round in sorted({*find_kept(folder), *([ended_with["restored"]] if "restored" in ended_with else [])}):
-        check.ask(_verify_kept, place_of(folder, round), run, check)
+    for round in sorted({*find_best_rounds(folder), *([ended_with["restored"]] if "restored" in ended_with else [])}):
+        check.ask(_verify_best_round, place_of(folder, round), run, check)
     if "privacy" in config:
         check.ask(read_counted, folder, run)
     check.ask(read_safeguard, folder, run, None)
@@ -170,9 +170,9 @@ def _verify_run(folder: Path, check: _Check) -> None:
         check.ask(read_sealed, folder / files.COMMAND, run)
 
 
-def _verify_kept(place: Path, run: str, check: _Check) -> None:
+def _verify_best_round(place: Path, run: str, check: _Check) -> None:
     """Compare the models of a best round with their checksums."""
-    state, tensors = read_checkpoint(check_kept(place, run), run)
+    state, tensors = read_checkpoint(check_best_round(place, run), run)
     if state["index"]:
         _verify_clients(place, run, state, tensors[INDEX]["changes"].numpy(), check)
 

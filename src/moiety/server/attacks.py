@@ -75,10 +75,10 @@ class Attack(Recorded):
             return list(own)
         vectors = stack_uploads([*own, *honest])
         mine = vectors[: len(own)]
-        forged = self.forge(vectors[len(own) :] if honest else mine, mine, generator)
+        forgeries = self.forge(vectors[len(own) :] if honest else mine, mine, generator)
         return [
             ClientUpdate({**update.upload, **from_vector(vector, floats)}, update.weight, update.info)
-            for update, vector in zip(own, forged, strict=True)
+            for update, vector in zip(own, forgeries, strict=True)
         ]
 
 
@@ -135,10 +135,11 @@ def a_little_is_enough(*, z: float | None = None) -> Attack:
 def largest_shift(clients: int, byzantine: int) -> float:
     """``z = Phi^-1((n - f - s) / (n - f))`` with s = floor(n / 2 + 1) - f (Baruch et al. 2019).
 
-    The attackers and the s honest clients who are farther out than they make a majority, so defences take them for
-    the common case; with normal vectors s are farther out than z standard deviations. Negative for few attackers.
+    The f attackers and the s honest clients that lie farther out than they do are a majority, so defences take the
+    attackers for typical. Of normally distributed vectors, s lie more than z standard deviations out. z is negative
+    where attackers are few.
 
-    With n = 10 and f = 4 s is 2 and z = Phi^-1(2/3).
+    With n = 10 and f = 4, s is 2 and z = Phi^-1(2/3).
 
     >>> round(largest_shift(10, 4), 4)
     0.4307

@@ -43,10 +43,10 @@ def geometric_median(*, tolerance: float = 1e-6, iterations: int = 1000) -> Aggr
     """
     number("tolerance", tolerance, ">= 1e-12 and < 1", lambda x: 1e-12 <= x < 1)
     whole("iterations", iterations, 1)
-    return Aggregator(lambda vectors, generator: _weiszfeld(vectors, tolerance, iterations))
+    return Aggregator(lambda vectors, generator: _iterate_weiszfeld(vectors, tolerance, iterations))
 
 
-def _weiszfeld(vectors: Tensor, tolerance: float, iterations: int) -> Tensor:
+def _iterate_weiszfeld(vectors: Tensor, tolerance: float, iterations: int) -> Tensor:
     centre = coordinate_median(vectors)
     spread = vectors - centre
     distances = spread.norm(dim=1)

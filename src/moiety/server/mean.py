@@ -34,17 +34,17 @@ class RunningSum:
         """Add uploads that came one by one."""
         step = count_rows(updates[0].upload) if updates else 1
         for at in range(0, len(updates), step):
-            some = updates[at : at + step]
-            stack = torch.stack if len(some) > 1 else (lambda tensors: tensors[0][None])
-            uploads = {name: stack([update.upload[name] for update in some]) for name in some[0].upload}
-            self._add_chunk(uploads, [float(update.weight) for update in some])
+            chunk = updates[at : at + step]
+            stack = torch.stack if len(chunk) > 1 else (lambda tensors: tensors[0][None])
+            uploads = {name: stack([update.upload[name] for update in chunk]) for name in chunk[0].upload}
+            self._add_chunk(uploads, [float(update.weight) for update in chunk])
 
     def add_stacked(self, uploads: Params, weights: Sequence[float]) -> None:
         """Add uploads that came as one, with a leading axis over clients."""
         step = count_rows(uploads, len(weights))
         for at in range(0, len(weights), step):
-            some = uploads if step >= len(weights) else {name: x[at : at + step] for name, x in uploads.items()}
-            self._add_chunk(some, weights[at : at + step])
+            chunk = uploads if step >= len(weights) else {name: x[at : at + step] for name, x in uploads.items()}
+            self._add_chunk(chunk, weights[at : at + step])
 
     def _add_chunk(self, uploads: Params, weights: Sequence[float]) -> None:
         self.weight += sum(weights)

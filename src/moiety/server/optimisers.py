@@ -50,11 +50,11 @@ def _step_count() -> Tensor:
     return torch.tensor(0.0, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
 
 
-def _columns(states: list[State], *names: str) -> list[list[Tensor]]:
+def _list_columns(states: list[State], *names: str) -> list[list[Tensor]]:
     return [[state[name] for state in states] for name in names]
 
 
-def _any_complex(params: list[Tensor]) -> bool:
+def _has_complex(params: list[Tensor]) -> bool:
     return any(p.is_complex() for p in params)
 
 
@@ -89,13 +89,13 @@ def adam(*, lr: float, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e
         return {"step": _step_count(), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
 
     def move(params: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
-        means, squares, steps = _columns(states, "exp_avg", "exp_avg_sq", "step")
+        means, squares, steps = _list_columns(states, "exp_avg", "exp_avg_sq", "step")
         rates: dict[str, Any] = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
         fixed: dict[str, Any] = {
             "amsgrad": False,
             "weight_decay": 0.0,
             "maximize": False,
-            "has_complex": _any_complex(params),
+            "has_complex": _has_complex(params),
         }
         torch_adam(params, grads, means, squares, [], steps, **rates, **fixed)
 
@@ -120,12 +120,12 @@ def adagrad(*, lr: float, eps: float = 1e-10) -> ServerOptimiser:
         return {"step": _step_count(), "sum": torch.full_like(p, least)}
 
     def move(params: list[Tensor], grads: list[Tensor], states: list[State]) -> None:
-        sums, steps = _columns(states, "sum", "step")
+        sums, steps = _list_columns(states, "sum", "step")
         fixed: dict[str, Any] = {
             "weight_decay": 0.0,
             "lr_decay": 0.0,
             "maximize": False,
-            "has_complex": _any_complex(params),
+            "has_complex": _has_complex(params),
         }
         torch_adagrad(params, grads, sums, steps, lr=lr, eps=eps, **fixed)
 

@@ -149,7 +149,7 @@ def lora(
 
 
 def _find_in_transformer_blocks(model: nn.Module, width: int) -> Iterator[Spot]:
-    """The two places in every transformer block."""
+    """The two places for adapters in every transformer block."""
     for block in find_transformer_blocks(model):
         size = _get_output_width(join_names(block.name, block.last), block.module.get_submodule(block.last))
         hooks = {block.attention: adapt_output, block.last: adapt_output}
@@ -216,14 +216,14 @@ def _find_spots(model: nn.Module, targets: Patterns, width: int) -> list[Spot]:
 
 
 def _match_targets(
-    modules: Mapping[str, M], targets: Patterns, matches: Callable[[str, str], bool], described: str
+    modules: Mapping[str, M], targets: Patterns, matches: Callable[[str, str], bool], what: str
 ) -> dict[str, M]:
     """The modules that the globs match, each once; raise where a glob matches none."""
     layers: dict[str, M] = {}
     for pattern in as_list("targets", targets):
-        some = {name: module for name, module in modules.items() if matches(name, pattern)}
-        must(bool(some), "targets", f"globs that each match {described}", repr(pattern), near(pattern, modules))
-        layers |= some
+        matching = {name: module for name, module in modules.items() if matches(name, pattern)}
+        must(bool(matching), "targets", f"globs that each match {what}", repr(pattern), near(pattern, modules))
+        layers |= matching
     return layers
 
 

@@ -70,9 +70,9 @@ class LowRank(nn.Module):
         self.scale = scale
         inputs, outputs = layer_sides(layer)
         if isinstance(layer, nn.Conv2d):
-            how: dict[str, Any] = {name: getattr(layer, name) for name in ("stride", "padding", "dilation")}
+            options: dict[str, Any] = {name: getattr(layer, name) for name in ("stride", "padding", "dilation")}
             self.down: nn.Conv2d | nn.Linear = nn.Conv2d(
-                layer.in_channels, rank, cast(Any, layer.kernel_size), bias=False, **how
+                layer.in_channels, rank, cast(Any, layer.kernel_size), bias=False, **options
             )
             self.up: nn.Conv2d | nn.Linear = nn.Conv2d(rank, outputs, 1, bias=False)
         else:

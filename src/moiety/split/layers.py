@@ -328,7 +328,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
 def _split_norms(
     model: nn.Module,
     is_one: Callable[[nn.Module], bool],
-    described: str,
+    what: str,
     frozen: Patterns,
     shared: Patterns,
     running_stats: str,
@@ -338,5 +338,5 @@ def _split_norms(
     norms = [Layer(name, module) for name, module in model.named_modules() if is_one(module)]
     split = _split_layers(listing, norms, "this split", frozen, shared, running_stats)
     fault, hint = f"none in {type(model).__name__}", "Name a normalisation of another kind with by_name."
-    must(bool(norms and split.personal), "model", f"a module with {described} to keep", fault, hint)
+    must(bool(norms and split.personal), "model", f"a module with {what} to keep", fault, hint)
     return split

@@ -68,29 +68,29 @@ def leave_block() -> AbstractContextManager[None]:
     return context
 
 
-class Opened(NamedTuple):
-    """From a value within a block to the tensor of all clients, with an axis over them in front, and back.
+class BlockAccess(NamedTuple):
+    """``take`` turns a value within a block into the tensor of all clients, with an axis over clients in front.
 
-    Outside of a block, from a tensor to itself.
+    ``give`` turns it back. Outside of a block both return what they are given.
     """
 
     take: Callable[[Tensor], Tensor]
     give: Callable[[Tensor], Tensor]
 
 
-def open_block() -> Opened | None:
-    """The way into the block that this runs for, if any; None within other transforms, or where torch cannot tell."""
+def open_block() -> BlockAccess | None:
+    """Access to the tensors of the block that this runs for; None in other transforms, or where torch cannot tell."""
     if functorch is None:
         return None
     if not in_block():
-        return Opened(lambda value: value, lambda value: value)
+        return BlockAccess(lambda value: value, lambda value: value)
     block = _find_block()
     with leave_block():
         if block is None or in_block():
             return None
     level, count = block
     add = functorch._add_batch_dim
-    return Opened(lambda value: _spread(*_unwrap(value, level), count), lambda value: add(value, 0, level))
+    return BlockAccess(lambda value: _spread(*_unwrap(value, level), count), lambda value: add(value, 0, level))
 
 
 def fills_memory(value: Tensor) -> bool:
@@ -125,7 +125,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     if steps is not None and steps.can_take(x):
         weight = steps.find_leaf(layer.weight)
         if weight is not None:
-            return _linear_that_steps(steps, x, weight, layer.bias)
+            return _step_linear(steps, x, weight, layer.bias)
     if x.dim() != 2 or not in_block():
         return functional.linear(x, layer.weight, layer.bias)
     if layer.bias is None:
@@ -133,7 +133,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     return torch.addmm(layer.bias.unsqueeze(1), layer.weight, x.t()).t()
 
 
-def _linear_that_steps(steps: Steps, x: Tensor, weight: Leaf, bias: Tensor | None) -> Tensor:
+def _step_linear(steps: Steps, x: Tensor, weight: Leaf, bias: Tensor | None) -> Tensor:
     leaf = steps.find_leaf(bias)
     if functorch is None or steps.block is None:
         return steps.linear(x, weight, leaf or Leaf(None, bias))
@@ -165,11 +165,11 @@ def block_gradient(objective: Objective, at: Params, steps: Steps | None = None)
         gradients, (loss, buffers) = torch.func.grad_and_value(objective, has_aux=True)(at)
         return gradients, loss, buffers
     level, count = block
-    unwrapped = {name: _unwrap(p, level) for name, p in at.items()}
+    pairs = {name: _unwrap(p, level) for name, p in at.items()}
     active = None if steps is None or steps.active is None else _unwrap(steps.active, level)
     with functorch.temporarily_pop_interpreter_stack():
         # A value that all clients have in common becomes one for each, without a copy.
-        leaves = {n: _spread(p, axis, count).detach().requires_grad_() for n, (p, axis) in unwrapped.items()}
+        leaves = {n: _spread(p, axis, count).detach().requires_grad_() for n, (p, axis) in pairs.items()}
         if in_block():  # a block within a block
             steps = None
         if steps is not None and active is not None:

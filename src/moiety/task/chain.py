@@ -175,10 +175,10 @@ def train_chain(
         and the batches that are left.
     """
     losses, actives, opening = list[Tensor](), list[Tensor](), block.open_block()
-    watched = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    has_hooks = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
     if not isinstance(loss_of, Chain) or not rates.keys() <= set(loss_of.names) or opening is None:
         return model, losses, actives, batches
-    if watched or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if has_hooks or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return model, losses, actives, batches
     batches = iter(batches)
     params = {name: align(opening.take(model[name])) for name in loss_of.names}

@@ -26,7 +26,7 @@ from torch.random import fork_rng
 from moiety import tree
 from moiety.task.block import leave_block
 from moiety.task.chain import Layer, list_graph_layers
-from moiety.task.forward import Named, find_output, own_module
+from moiety.task.forward import InputsByName, find_output, own_module
 from moiety.task.held import after_backward
 from moiety.types import Params
 
@@ -85,7 +85,7 @@ def tensor_names(module: nn.Module) -> dict[int, str]:
 
 
 @dataclass(frozen=True)
-class Divided:
+class TwoParts:
     """A model cut in two: ``features(params, inputs)`` per row, and ``rest(params, features)``, which is the output."""
 
     count: int
@@ -97,7 +97,7 @@ class Divided:
 
 def divide(
     module: nn.Module, trained: frozenset[str], params: Params, inputs: Sequence[Tensor], *, quick: bool = False
-) -> Divided | str | None:
+) -> TwoParts | str | None:
     """Cut ``module`` where the ``trained`` parameters begin, or say why it cannot be cut; ``quick`` without an export.
 
     None where there is nothing to cut off: no parameter comes before the trained ones.
@@ -105,26 +105,26 @@ def divide(
     ``inputs`` hold a few rows on which the cut is tried: features must be tensors with a row for every example, must
     not be random, and must not depend on the other rows of the batch.
     """
-    traced = _trace(module, params, inputs, quick=quick)
-    if isinstance(traced, str):
-        return traced
+    trace = _trace(module, params, inputs, quick=quick)
+    if isinstance(trace, str):
+        return trace
     names = tensor_names(module)
-    cut = _cut_graph(*traced, trained, names)
-    if cut is None:
+    graphs = _cut_graph(*trace, trained, names)
+    if graphs is None:
         return None
-    prefix, suffix = (Call(fx.GraphModule(traced[0], part), names) for part in cut)
+    prefix, suffix = (Call(fx.GraphModule(trace[0], part), names) for part in graphs)
 
     def features(params: Params, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         # Buffers of the prefix are not kept: what changes them (BatchNorm while training) is refused below.
         return prefix.on_copies(params, inputs)[0]  # type: ignore[no-any-return]
 
-    count = sum(node.op == "placeholder" for node in cut[1].nodes)
-    divided = Divided(count, features, suffix.on_copies, list_graph_layers(suffix.module, cut[1], names))
-    objection = _find_objection(prefix.module, divided, params, inputs)
-    objection = objection or _find_difference(module, divided, params, inputs)
-    if not objection and traced[0] is not module:  # a graph of several rows, where one row may go another way
-        objection = _find_difference(module, divided, params, [column[:1] for column in inputs])
-    return objection or divided
+    count = sum(node.op == "placeholder" for node in graphs[1].nodes)
+    parts = TwoParts(count, features, suffix.on_copies, list_graph_layers(suffix.module, graphs[1], names))
+    objection = _find_objection(prefix.module, parts, params, inputs)
+    objection = objection or _find_difference(module, parts, params, inputs)
+    if not objection and trace[0] is not module:  # a graph of several rows, where one row may go another way
+        objection = _find_difference(module, parts, params, [column[:1] for column in inputs])
+    return objection or parts
 
 
 def _trace(
@@ -167,13 +167,17 @@ def _export(module: nn.Module, params: Params, inputs: Sequence[Tensor]) -> tupl
     rows = Dim("rows", min=2)
     # One row alone would be taken for a constant.
     several = tuple(column.repeat(3, *[1] * (column.dim() - 1)) for column in inputs)
-    whole = module if isinstance(module, Named) else Named(module, [f"column {k}" for k in range(len(inputs))])
+    whole = (
+        module
+        if isinstance(module, InputsByName)
+        else InputsByName(module, [f"column {k}" for k in range(len(inputs))])
+    )
     program = export(whole, several, dynamic_shapes=(tuple({0: rows} for _ in several),), strict=False)
-    exported = program.module(check_guards=False)  # with the very parameters of the module, and constants
-    for node in exported.graph.nodes:
+    graph_module = program.module(check_guards=False)  # with the very parameters of the module, and constants
+    for node in graph_module.graph.nodes:
         if node.target is torch.ops.aten.sym_size.int:  # which cannot run for a block of clients
             node.op, node.target = "call_method", "size"
-    return exported, _pick_output(exported.graph)
+    return graph_module, _pick_output(graph_module.graph)
 
 
 def _pick_output(graph: fx.Graph) -> fx.Graph:
@@ -190,40 +194,44 @@ def _cut_graph(
 
     ``names`` are those of the user's model, by tensor identity.
     """
-    reached: set[fx.Node] = set()  # by a trained parameter
-    fed: set[fx.Node] = set()  # by an input
+    after_parameters: set[fx.Node] = set()  # by a trained parameter
+    after_inputs: set[fx.Node] = set()  # by an input
     owns: set[fx.Node] = set()  # parameters that are not trained
     for node in graph.nodes:
-        parameters = [names[id(p)] for p in _parameters(module, node) if id(p) in names]
-        if any(n in trained for n in parameters) or any(a in reached for a in node.all_input_nodes):
-            reached.add(node)
+        parameters = [names[id(p)] for p in _list_parameters(module, node) if id(p) in names]
+        if any(n in trained for n in parameters) or any(a in after_parameters for a in node.all_input_nodes):
+            after_parameters.add(node)
         elif parameters:
             owns.add(node)
-        if node.op == "placeholder" or any(a in fed for a in node.all_input_nodes):
-            fed.add(node)
+        if node.op == "placeholder" or any(a in after_inputs for a in node.all_input_nodes):
+            after_inputs.add(node)
     end = next(n for n in graph.nodes if n.op == "output")
-    border = [n for n in graph.nodes if n in fed and n not in reached and any(u in reached for u in n.users)]
+    border = [
+        n
+        for n in graph.nodes
+        if n in after_inputs and n not in after_parameters and any(u in after_parameters for u in n.users)
+    ]
     counts = {n for n in border if n.op == "call_method" and n.target == "size" and n.args[1:] == (0,)}
     border = [n for n in border if n not in counts]  # how many rows there are can be seen from any feature
-    if end not in reached or not owns & _ancestors(border):
+    if end not in after_parameters or not owns & _find_ancestors(border):
         return None
     before, after = fx.Graph(), fx.Graph()
     first_copies: dict[fx.Node, fx.Node] = {}
-    ancestors = _ancestors(border)
+    ancestors = _find_ancestors(border)
     for node in graph.nodes:
         if node.op == "placeholder" or node in ancestors:
             first_copies[node] = before.node_copy(node, lambda n: first_copies[n])
     before.output(tuple(first_copies[n] for n in border))
     last_copies: dict[fx.Node, fx.Node] = {n: after.placeholder(f"feature_{i}") for i, n in enumerate(border)}
     last_copies |= {n: after.call_method("size", (last_copies[border[0]], 0)) for n in counts}
-    rest = _ancestors([end], stop={*border, *counts})
+    rest = _find_ancestors([end], stop={*border, *counts})
     for node in graph.nodes:
         if node in rest and node not in last_copies and node.op != "placeholder":
             last_copies[node] = after.node_copy(node, lambda n: last_copies[n])
     return before, after
 
 
-def _parameters(module: nn.Module, node: fx.Node) -> list[nn.Parameter]:
+def _list_parameters(module: nn.Module, node: fx.Node) -> list[nn.Parameter]:
     if node.op == "call_module":
         return list(module.get_submodule(str(node.target)).parameters())
     if node.op == "get_attr":
@@ -233,7 +241,7 @@ def _parameters(module: nn.Module, node: fx.Node) -> list[nn.Parameter]:
     return []
 
 
-def _ancestors(nodes: Sequence[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
+def _find_ancestors(nodes: Sequence[fx.Node], stop: set[fx.Node] | None = None) -> set[fx.Node]:
     """The nodes themselves and all they depend on, not looking past ``stop``."""
     ancestors: set[fx.Node] = set()
     todo = list(nodes)
@@ -250,7 +258,7 @@ def _shorten(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
 
 
-def _find_difference(module: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
+def _find_difference(module: nn.Module, parts: TwoParts, params: Params, inputs: Sequence[Tensor]) -> str | None:
     """Why the two parts do not give what the model gives: a value that tracing froze (noise, a flag) shows here."""
     whole = Call(module)
     try:
@@ -260,7 +268,7 @@ def _find_difference(module: nn.Module, divided: Divided, params: Params, inputs
                 torch.default_generator.manual_seed(seed)
                 expected = find_output(whole(own, [column.clone() for column in inputs])[0])
                 torch.default_generator.manual_seed(seed)
-                output = divided.rest(params, divided.features(params, [column.clone() for column in inputs]))[0]
+                output = parts.rest(params, parts.features(params, [column.clone() for column in inputs]))[0]
             if not (isinstance(expected, Tensor) and torch.allclose(expected, output, rtol=1e-4, atol=1e-5)):
                 return "the traced model gives other numbers than the model"
     except Exception as error:
@@ -268,14 +276,14 @@ def _find_difference(module: nn.Module, divided: Divided, params: Params, inputs
     return None
 
 
-def _find_objection(prefix: nn.Module, divided: Divided, params: Params, inputs: Sequence[Tensor]) -> str | None:
+def _find_objection(prefix: nn.Module, parts: TwoParts, params: Params, inputs: Sequence[Tensor]) -> str | None:
     """Why the features cannot be kept, found by trying; None if they can."""
     if any(isinstance(m, nn.modules.batchnorm._NormBase) for m in prefix.modules()):
         return "a normalisation over the batch, in training mode, before the trained parameters"
     try:
         with torch.no_grad(), fork_rng(devices=()):
-            first, again = divided.features(params, inputs), divided.features(params, inputs)
-            fewer = divided.features(params, [column[:-1] for column in inputs])
+            first, again = parts.features(params, inputs), parts.features(params, inputs)
+            fewer = parts.features(params, [column[:-1] for column in inputs])
     except Exception as error:
         return f"its first part cannot be run alone ({_shorten(error)})"
     rows = len(inputs[0])

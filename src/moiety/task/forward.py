@@ -16,7 +16,7 @@ NO_INPUTS = ("y", "labels", "weight", "counted", "frames")
 """Columns that say something about an example, and are no inputs unless the user names them."""
 
 
-class Named(nn.Module):
+class InputsByName(nn.Module):
     """A model that is called with columns in order: those that its forward pass names go by name.
 
     Its output is one tensor, as ``find_output`` picks it.
@@ -25,25 +25,27 @@ class Named(nn.Module):
     def __init__(self, model: nn.Module, inputs: Sequence[str]) -> None:
         super().__init__()
         self.model, self.inputs = model, tuple(inputs)
-        self.named = frozenset(forward_names(model)) & set(inputs)
+        self.by_name = frozenset(forward_names(model)) & set(inputs)
 
     def forward(self, *columns: Tensor) -> Any:
         """The tensor that the model's output stands for."""
         inputs = dict(zip(self.inputs, columns, strict=True))
-        in_order = [column for name, column in inputs.items() if name not in self.named]
-        return find_output(self.model(*in_order, **{name: inputs[name] for name in self.inputs if name in self.named}))
+        in_order = [column for name, column in inputs.items() if name not in self.by_name]
+        return find_output(
+            self.model(*in_order, **{name: inputs[name] for name in self.inputs if name in self.by_name})
+        )
 
 
 def call_by_name(model: nn.Module, inputs: Sequence[str]) -> nn.Module:
-    """The model itself where it takes the columns ``inputs`` in that order, else a ``Named`` one."""
+    """The model itself where it takes the columns ``inputs`` in that order, else in ``InputsByName``."""
     names, in_order = forward_names(model), forward_names(model, keywords=False)
     plain = all(name not in names or in_order[k : k + 1] == [name] for k, name in enumerate(inputs))
-    return model if plain else Named(model, inputs)
+    return model if plain else InputsByName(model, inputs)
 
 
 def own_module(module: nn.Module) -> nn.Module:
     """The user's model, whose names count."""
-    return module.model if isinstance(module, Named) else module
+    return module.model if isinstance(module, InputsByName) else module
 
 
 def forward_names(model: nn.Module, *, keywords: bool = True) -> list[str]:

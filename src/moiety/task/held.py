@@ -11,7 +11,7 @@ from contextvars import ContextVar, Token
 from typing import Any
 
 Restore = tuple[Callable[[Any], None], Any]
-_held: ContextVar[list[Restore] | None] = ContextVar("held", default=None)
+_restores: ContextVar[list[Restore] | None] = ContextVar("restores", default=None)
 
 
 class HeldParameters:
@@ -25,18 +25,18 @@ class HeldParameters:
     def __enter__(self) -> None:
         """Begin to hold."""
         self.restores: list[Restore] = []
-        self.token: Token[list[Restore] | None] = _held.set(self.restores)
+        self.token: Token[list[Restore] | None] = _restores.set(self.restores)
 
     def __exit__(self, *error: object) -> None:
         """Put everything back, the last first."""
-        _held.reset(self.token)
+        _restores.reset(self.token)
         for restore, before in reversed(self.restores):
             restore(before)
 
 
 def after_backward(restore: Callable[[Any], None], before: Any) -> None:
     """Call ``restore(before)`` where the backward pass is over; at once where there is none."""
-    restores = _held.get()
+    restores = _restores.get()
     if restores is None:
         restore(before)
     else:

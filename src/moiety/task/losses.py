@@ -37,7 +37,7 @@ class LabelLoss(Recorded):
         return self.per_example(output, batch)
 
 
-def _errors(output: Tensor, batch: Batch) -> Tensor:
+def _subtract_output(output: Tensor, batch: Batch) -> Tensor:
     """Label minus output, [examples, outputs]."""
     y = batch["y"]
     return (y - output.reshape(y.shape)).reshape(len(y), -1)
@@ -104,7 +104,7 @@ def huber(delta: float = 1.0) -> LabelLoss:
     number("delta", delta, "> 0 and finite", lambda d: 0 < d < math.inf)
 
     def compute(output: Tensor, batch: Batch) -> Tensor:
-        size = _errors(output, batch).abs()
+        size = _subtract_output(output, batch).abs()
         return torch.where(size <= delta, size.square() / 2, delta * (size - delta / 2)).mean(1)
 
     return LabelLoss("huber", compute, "numbers", scores.METRICS["mae"])
@@ -121,7 +121,7 @@ def quantile(level: float = 0.5) -> LabelLoss:
     proper_fraction("level", level)
 
     def compute(output: Tensor, batch: Batch) -> Tensor:
-        errors = _errors(output, batch)
+        errors = _subtract_output(output, batch)
         return torch.maximum(level * errors, (level - 1) * errors).mean(1)
 
     return LabelLoss("quantile", compute, "numbers", Metric("quantile", False, compute))

@@ -34,7 +34,7 @@ def probabilities(output: Tensor) -> Tensor:
     return output.softmax(-1)
 
 
-def _real_rows(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def _take_real_rows(output: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Probabilities and labels of the rows that count; positions of sequences are rows of their own."""
     y = batch["y"]
     if y.dim() > 1:
@@ -50,7 +50,7 @@ def _mean_over_classes(
 
     Of two classes, the second decides alone.
     """
-    p, y = _real_rows(output, batch)
+    p, y = _take_real_rows(output, batch)
     classes = p.shape[1]
     counts = torch.bincount(y, minlength=classes)
     eligible = (counts > 0) & ((counts < len(y)) | (not negatives))
@@ -77,10 +77,10 @@ def f1(output: Tensor, batch: Batch) -> float:
     """F1 of the second of two classes; of several classes, the mean over those that are present or predicted."""
     from torchmetrics.functional.classification import multiclass_f1_score
 
-    p, y = _real_rows(output, batch)
-    predicted, classes = p.argmax(1), p.shape[1]
-    each = multiclass_f1_score(predicted, y, num_classes=classes, average="none")
-    present = torch.bincount(torch.cat([predicted, y]), minlength=classes) > 0
+    p, y = _take_real_rows(output, batch)
+    predictions, classes = p.argmax(1), p.shape[1]
+    each = multiclass_f1_score(predictions, y, num_classes=classes, average="none")
+    present = torch.bincount(torch.cat([predictions, y]), minlength=classes) > 0
     if classes == 2:
         return float(each[1]) if present[1] else math.nan
     return float(each[present].double().mean()) if bool(present.any()) else math.nan
@@ -90,7 +90,7 @@ def balanced_accuracy(output: Tensor, batch: Batch) -> float:
     """The mean over the classes present of the share of their examples that are recognised."""
     from torchmetrics.functional.classification import multiclass_recall
 
-    p, y = _real_rows(output, batch)
+    p, y = _take_real_rows(output, batch)
     each = multiclass_recall(p.argmax(1), y, num_classes=p.shape[1], average="none")
     present = torch.bincount(y, minlength=p.shape[1]) > 0
     return float(each[present].double().mean()) if bool(present.any()) else math.nan
@@ -100,7 +100,7 @@ def calibration_error(output: Tensor, batch: Batch) -> float:
     """How far confidence lies from accuracy, in 15 bins of confidence (expected calibration error)."""
     from torchmetrics.functional.classification import multiclass_calibration_error
 
-    p, y = _real_rows(output, batch)
+    p, y = _take_real_rows(output, batch)
     return float(multiclass_calibration_error(p, y, num_classes=p.shape[1], n_bins=15))
 
 
@@ -141,9 +141,9 @@ def find_metric(metric: object) -> Metric | SetMetric:
     if isinstance(metric, Metric | SetMetric):
         return metric
     if isinstance(metric, str):
-        return EVERY_METRIC[metric] if metric in EVERY_METRIC else _named_torchmetric(metric)
+        return EVERY_METRIC[metric] if metric in EVERY_METRIC else _make_torchmetric(metric)
     if type(metric).__module__.startswith("torchmetrics."):
-        return _given_torchmetric(metric)
+        return _wrap_torchmetric(metric)
     return refuse("metric", "a name, a Metric, a SetMetric, a metric of torchmetrics, or a list", type(metric).__name__)
 
 
@@ -173,13 +173,13 @@ def as_set(metric: Metric | SetMetric) -> SetMetric:
     return SetMetric(metric.name, metric.higher_is_better, compute)
 
 
-def _given_torchmetric(metric: Any) -> SetMetric:
+def _wrap_torchmetric(metric: Any) -> SetMetric:
     """A metric of torchmetrics that a user made."""
     name = type(metric).__name__
-    return SetMetric(name, _direction(metric, name), lambda output, batch: _compute(metric, output, batch))
+    return SetMetric(name, _read_direction(metric, name), lambda output, batch: _compute(metric, output, batch))
 
 
-def _named_torchmetric(name: str) -> SetMetric:
+def _make_torchmetric(name: str) -> SetMetric:
     """A metric of torchmetrics by the name of its class, made when the number of classes is known.
 
     ``CohenKappa`` stands for ``BinaryCohenKappa`` or ``MulticlassCohenKappa``, by the model's outputs.
@@ -204,10 +204,10 @@ def _named_torchmetric(name: str) -> SetMetric:
     def compute(output: Tensor, batch: Batch) -> float:
         return _compute(make(output.shape[-1] if output.dim() > 1 else 1), output, batch)
 
-    return SetMetric(name, _direction(kinds["Multiclass"] if of_classes else whole, name), compute)
+    return SetMetric(name, _read_direction(kinds["Multiclass"] if of_classes else whole, name), compute)
 
 
-def _direction(metric: Any, name: str) -> bool:
+def _read_direction(metric: Any, name: str) -> bool:
     """Whether more is better, as torchmetrics says."""
     higher = metric.higher_is_better
     if not isinstance(higher, bool):
@@ -220,21 +220,21 @@ def _compute(metric: Any, output: Tensor, batch: Batch) -> float:
     kind, name = type(metric).__module__.split(".")[1], type(metric).__name__
     preds, target = output.double(), batch["y"]
     if kind == "classification":
-        preds, target = _real_rows(output, batch)
+        preds, target = _take_real_rows(output, batch)
         preds = preds[:, 1] if name.startswith("Binary") else preds
     elif kind == "regression":
         preds = preds.reshape(target.shape)
         target = target.double()
     metric.reset()
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as notices:
         warnings.simplefilter("always")
         value = metric(preds, target)
     one = isinstance(value, Tensor) and value.numel() == 1
-    must(one, "metric", "one number", f"{name}, which gives {_shape(value)}", OWN_DIRECTION)
-    if any(text in str(each.message) for each in caught for text in MEANINGLESS):
+    must(one, "metric", "one number", f"{name}, which gives {_describe_shape(value)}", OWN_DIRECTION)
+    if any(text in str(each.message) for each in notices for text in MEANINGLESS):
         return math.nan
     return float(value) if math.isfinite(float(value)) else math.nan
 
 
-def _shape(value: object) -> str:
+def _describe_shape(value: object) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -56,7 +56,7 @@ class MixedModel(nn.Module):
         super().__init__()
         self.shared, self.personal, self.weight, self.loss = shared, personal, weight, loss
 
-    def forward(self, *inputs: Any, **named: Any) -> Tensor:
+    def forward(self, *inputs: Any, **keywords: Any) -> Tensor:
         """The output of the mixture."""
-        pair = [find_output(model(*inputs, **named)) for model in (self.shared, self.personal)]
+        pair = [find_output(model(*inputs, **keywords)) for model in (self.shared, self.personal)]
         return mix_outputs(self.loss, pair[0], pair[1], self.weight)

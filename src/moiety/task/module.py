@@ -13,7 +13,7 @@ from moiety import tree
 from moiety.errors import must
 from moiety.task import block, chain, scores
 from moiety.task.chain import Slope, find_chain, list_layers
-from moiety.task.cut import Call, Divided, divide, tensor_names
+from moiety.task.cut import Call, TwoParts, divide, tensor_names
 from moiety.task.forward import call_by_name, find_output, own_module
 from moiety.task.losses import LabelLoss, find_loss
 from moiety.task.metrics import as_set, find_metrics
@@ -46,6 +46,16 @@ def from_module(
         penalty: a term of all parameters that is added to every example's training loss, never to a score.
         weight: the column that says how much each example counts: its loss is multiplied by it, and the metric weighs
             by it.
+
+    >>> import torch
+    >>> import moiety as mo
+    >>> task = mo.task.from_module(mo.models.linear(3, 2, seed=0), loss="cross_entropy", metric="accuracy")
+    >>> task.metric.name
+    'accuracy'
+    >>> batch = {"x": torch.ones(1, 3), "y": torch.tensor([1])}
+    >>> loss_of_each_row, running_statistics = task.loss(task.init, batch)
+    >>> loss_of_each_row.shape
+    torch.Size([1])
     """
     must(isinstance(model, nn.Module), "model", "an nn.Module", type(model).__name__)
     copies = (block.for_blocks(copy.deepcopy(model)).train(mode) for mode in (True, False))
@@ -53,7 +63,7 @@ def from_module(
     init = {n: t.detach().clone() for n, t in tree.module_tensors(model).items()}
     buffers = frozenset(n for n, _ in model.named_buffers())
     per_example = find_loss(loss)
-    metric, sets, set_decides = _metrics(loss, per_example, metric, weight)
+    metric, sets, set_decides = _pick_metrics(loss, per_example, metric, weight)
     unvectorised = next((why for f, why in UNVECTORISED.items() if f in (per_example, metric.per_example)), None)
     labels_alone = isinstance(per_example, LabelLoss) or per_example in OF_LABELS_ALONE
     spare = tuple(inputs) if labels_alone else ()  # a loss of the user's own may look at any column
@@ -87,8 +97,8 @@ def from_module(
         score_outputs=score,
         mixes_examples=any(mixes(m) for m in model.modules()),
         unvectorised=unvectorised,
-        partial=_partial(training.module, inputs, per_example, add_penalty, spare, slope),
-        partial_scores=_partial_scores(evaluating.module, inputs, score),
+        partial=_plan_partial(training.module, inputs, per_example, add_penalty, spare, slope),
+        partial_scores=_plan_partial_scores(evaluating.module, inputs, score),
     )
 
 
@@ -106,7 +116,7 @@ class _Cuts(dict[frozenset[str], Any]):
         return _Cuts, ()
 
 
-def _partial(
+def _plan_partial(
     module: nn.Module,
     inputs: Sequence[str],
     per_example: Callable[[Tensor, Batch], Tensor],
@@ -117,55 +127,55 @@ def _partial(
     """How the task is evaluated in part, worked out once for each block that is trained."""
     lookup = _Cuts()
 
-    def make(divided: Divided) -> Partial:
-        columns, features, rest = _by_column(divided, inputs)
+    def make(parts: TwoParts) -> Partial:
+        columns, features, rest = _take_columns(parts, inputs)
 
         def loss(params: Params, batch: Batch) -> tuple[Tensor, Params]:
             output, buffers = rest(params, batch)
             return add_penalty(per_example(output, batch), params), buffers
 
-        return Partial(features, find_chain(loss, divided.layers, columns, slope), spare)
+        return Partial(features, find_chain(loss, parts.layers, columns, slope), spare)
 
     def partial(trained: frozenset[str], params: Params, batch: Batch) -> Partial | str | None:
         if trained not in lookup:
-            divided = divide(module, trained, params, [batch[c] for c in inputs])
-            lookup[trained] = make(divided) if isinstance(divided, Divided) else divided
+            parts = divide(module, trained, params, [batch[c] for c in inputs])
+            lookup[trained] = make(parts) if isinstance(parts, TwoParts) else parts
         cut: Partial | str | None = lookup[trained]
         return cut
 
     return partial
 
 
-def _partial_scores(
+def _plan_partial_scores(
     module: nn.Module, inputs: Sequence[str], score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]]
 ) -> Callable[[frozenset[str], Params, Batch], PartialScores | None]:
     """The same for scores, where only a cut that takes milliseconds to find pays."""
     lookup, buffers = _Cuts(), {name for name, _ in own_module(module).named_buffers()}
 
-    def make(divided: Divided) -> PartialScores:
-        _, features, rest = _by_column(divided, inputs)
+    def make(parts: TwoParts) -> PartialScores:
+        _, features, rest = _take_columns(parts, inputs)
         return PartialScores(features, lambda params, batch: score(rest(params, batch)[0], batch))
 
     def partial_scores(own: frozenset[str], params: Params, batch: Batch) -> PartialScores | None:
         if own not in lookup:
             # A cut looks for parameters alone.
-            divided = None if own & buffers else divide(module, own, params, [batch[c] for c in inputs], quick=True)
-            lookup[own] = make(divided) if isinstance(divided, Divided) else None
+            parts = None if own & buffers else divide(module, own, params, [batch[c] for c in inputs], quick=True)
+            lookup[own] = make(parts) if isinstance(parts, TwoParts) else None
         cut: PartialScores | None = lookup[own]
         return cut
 
     return partial_scores
 
 
-def _by_column(
-    divided: Divided, inputs: Sequence[str]
+def _take_columns(
+    parts: TwoParts, inputs: Sequence[str]
 ) -> tuple[list[str], Callable[[Params, Batch], Batch], Callable[[Params, Batch], tuple[Tensor, Params]]]:
     """The two parts of a model as functions of batches: features are columns too, whose names come first."""
-    names = [f"\0feature {i}" for i in range(divided.count)]  # no column of a user's is called that
+    names = [f"\0feature {i}" for i in range(parts.count)]  # no column of a user's is called that
     return (
         names,
-        lambda params, batch: dict(zip(names, divided.features(params, [batch[c] for c in inputs]), strict=True)),
-        lambda params, batch: divided.rest(params, [batch[name] for name in names]),
+        lambda params, batch: dict(zip(names, parts.features(params, [batch[c] for c in inputs]), strict=True)),
+        lambda params, batch: parts.rest(params, [batch[name] for name in names]),
     )
 
 
@@ -193,7 +203,7 @@ def from_functions(
     )
 
 
-def _metrics(
+def _pick_metrics(
     loss: Loss, per_example: Callable[[Tensor, Batch], Tensor], metric: Metrics | None, weight: str | None
 ) -> tuple[Metric, tuple[SetMetric, ...], bool]:
     """The metric of single examples, those of sets, and whether the first of these decides gains.

@@ -24,7 +24,7 @@ BLANK = 0
 
 
 def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of each example; for sequences (labels with more axes) the mean over real positions, 0 of none."""
+    """Cross-entropy of each example; for sequences (labels with more axes), the mean over real positions."""
     y = batch["y"]
     if y.dim() == 1:
         if block.in_block():
@@ -51,7 +51,7 @@ def next_labels(batch: Batch) -> Batch:
 
 
 def next_token(output: Tensor, batch: Batch) -> Tensor:
-    """Cross-entropy of each example's next tokens, the mean over those that there are."""
+    """Cross-entropy of each example's next tokens, the mean over real tokens."""
     return cross_entropy(output, next_labels(batch))
 
 
@@ -79,7 +79,7 @@ def one_versus_all(output: Tensor, batch: Batch) -> Tensor:
     With one output, labels 0 and 1 are regressed on themselves; with several, each output on 1 where the label is its
     class and on 0 where it is not (the one-versus-all reduction).
     """
-    return (output - _indicators(output, batch["y"])).square().sum(-1)
+    return (output - _make_indicators(output, batch["y"])).square().sum(-1)
 
 
 def one_versus_all_accuracy(output: Tensor, batch: Batch) -> Tensor:
@@ -89,7 +89,7 @@ def one_versus_all_accuracy(output: Tensor, batch: Batch) -> Tensor:
     return ((output.squeeze(-1) > 0.5) == batch["y"].bool()).to(output.dtype)
 
 
-def _indicators(output: Tensor, y: Tensor) -> Tensor:
+def _make_indicators(output: Tensor, y: Tensor) -> Tensor:
     classes = torch.arange(output.shape[-1]) if output.shape[-1] > 1 else torch.ones(1, dtype=y.dtype)
     return (y[..., None] == classes).to(output.dtype)
 
@@ -133,7 +133,7 @@ def accuracy(output: Tensor, batch: Batch) -> Tensor:
 
 def token_accuracy(output: Tensor, batch: Batch) -> Tensor:
     """The share of each example's counted positions whose largest output is the label."""
-    return _share_right(output, batch["y"], _find_counted(batch))
+    return _share_right(output, batch["y"], _mark_counted_positions(batch))
 
 
 def real_positions(batch: Batch) -> Tensor:
@@ -143,7 +143,7 @@ def real_positions(batch: Batch) -> Tensor:
 
 def counted_positions(batch: Batch) -> Tensor:
     """How many positions of each example count."""
-    return _find_counted(batch).reshape(len(batch["y"]), -1).sum(1)
+    return _mark_counted_positions(batch).reshape(len(batch["y"]), -1).sum(1)
 
 
 def word_error_rate(output: Tensor, batch: Batch) -> Tensor:
@@ -207,7 +207,7 @@ UNVECTORISED: dict[Callable[[Tensor, Batch], Tensor], str] = {
 """What cannot be computed for many clients at once, in words."""
 
 
-def _find_counted(batch: Batch) -> Tensor:
+def _mark_counted_positions(batch: Batch) -> Tensor:
     """The positions that a metric counts: real ones, and of these the ones in column ``counted`` where there is one."""
     real = batch["y"] != IGNORED
     return real & batch["counted"].bool() if "counted" in batch else real

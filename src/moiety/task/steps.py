@@ -168,9 +168,14 @@ class _Linear(torch.autograd.Function):
         ctx.steps, ctx.leaves = steps, (weight_leaf, bias_leaf)
         if weight.dim() == 2:
             return functional.linear(x, weight, bias)
+        # Written to `out`: PyTorch refuses to edit a view that a function returns, as ReLU in place would.
+        count, rows, width = len(x), x.shape[1], weight.shape[1]
+        y = x.new_empty_strided((count, rows, width), (rows * width, 1, rows))
         if bias is None:
-            return torch.bmm(weight, x.mT).mT
-        return torch.baddbmm(bias.unsqueeze(2), weight, x.mT).mT
+            torch.bmm(weight, x.mT, out=y.mT)
+        else:
+            torch.baddbmm(bias.unsqueeze(2), weight, x.mT, out=y.mT)
+        return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:

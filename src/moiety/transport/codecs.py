@@ -56,10 +56,10 @@ def qsgd(*, levels: int) -> Codec:
 
     def encode(floats: Params, rng: np.random.Generator) -> Params:
         wide = any(p.dtype == torch.float64 for p in floats.values())
-        exact = torch.tensor([_norm(_flat(p)) for p in floats.values()], dtype=torch.float64)
+        exact = torch.tensor([_norm(_flatten(p)) for p in floats.values()], dtype=torch.float64)
         norms = exact.to(torch.float64 if wide else torch.float32)
         pairs = zip(floats.values(), norms.tolist(), strict=True)
-        codes = [_round_to_levels(_flat(p), norm, levels, rng) for p, norm in pairs]
+        codes = [_round_to_levels(_flatten(p), norm, levels, rng) for p, norm in pairs]
         # From -s..s to 0..2s.
         return {NORMS: norms, CODES: torch.from_numpy(pack_bits(np.concatenate(codes) + levels, bits))}
 
@@ -73,7 +73,7 @@ def qsgd(*, levels: int) -> Codec:
             sizes = [p.numel() for p in like.values()]
             return _lay_out(np.repeat(norms.double().cpu().numpy(), sizes) * (steps / levels), like)
 
-    return _codec_of_floats(encode, decode, (NORMS, CODES))
+    return _make_float_codec(encode, decode, (NORMS, CODES))
 
 
 @recorded
@@ -118,10 +118,10 @@ def rand_k(*, k: int | float) -> Codec:
         flat[draw_places(int(seed), count, many)] = values.double().cpu().numpy() * (count / many)
         return _lay_out(flat, like)
 
-    return _codec_of_floats(encode, decode, (SEED, VALUES))
+    return _make_float_codec(encode, decode, (SEED, VALUES))
 
 
-def _codec_of_floats(
+def _make_float_codec(
     encode: Callable[[Params, np.random.Generator], Params],
     decode: Callable[[Params, Params], Params],
     names: Names,
@@ -184,7 +184,7 @@ def unpack_bits(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     return symbols
 
 
-def _flat(p: Tensor) -> np.ndarray:
+def _flatten(p: Tensor) -> np.ndarray:
     """The numbers of a tensor one after another, in float64."""
     return p.detach().double().cpu().numpy().reshape(-1)
 

@@ -21,22 +21,22 @@ class PrivacyError(MoietyError):
     """An upload or a broadcast held something that must not cross."""
 
 
-def check(payload: Params, declared: Params, *, where: str, what: str = "upload") -> None:
-    """Raise unless ``payload`` has exactly the names, shapes and types of ``declared``.
+def check(payload: Params, layout: Params, *, where: str, what: str = "upload") -> None:
+    """Raise unless ``payload`` has exactly the names, shapes and types of ``layout``.
 
     Args:
         payload: what is about to cross.
-        declared: the shared part as the server holds it; only names, shapes and types are looked at.
+        layout: the shared part as the server holds it; only names, shapes and types are looked at.
         where: client and round, for the message.
         what: ``upload`` or ``broadcast``, likewise.
     """
-    if payload.keys() != declared.keys():
-        extra, missing = sorted(payload.keys() - declared.keys()), sorted(declared.keys() - payload.keys())
+    if payload.keys() != layout.keys():
+        extra, missing = sorted(payload.keys() - layout.keys()), sorted(layout.keys() - payload.keys())
         constraint = "the declared shared parameters alone" if extra else "all declared shared parameters"
         problem = f"{extra[0]} too" if extra else f"none named {missing[0]}"
         raise PrivacyError(f"`{what}` must be {constraint}, got {problem} ({where}).")
     for name, tensor in payload.items():
-        like = declared[name]
+        like = layout[name]
         if not isinstance(tensor, Tensor) or tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise PrivacyError(f"`{what}` must be {_describe(like)}, got {name} {_describe(tensor)} ({where}).")
 
@@ -72,22 +72,22 @@ def check_numbers(update: ClientUpdate, *, where: str) -> None:
         raise MoietyError(f"`weight` must be >= 0, got {weight:g} ({where}).")
 
 
-def fits(updates: ClientUpdate, declared: Params, count: int) -> bool:
+def fits(updates: ClientUpdate, layout: Params, count: int) -> bool:
     """Whether ``count`` updates, which come as one with a leading axis over clients, are all laid out as declared."""
     return (
-        updates.upload.keys() == declared.keys()
+        updates.upload.keys() == layout.keys()
         and "loss" in updates.info
         and all(x.shape == (count,) for x in (updates.weight, *updates.info.values()))
         and all(
-            x.dtype is declared[name].dtype and x.shape[0] == count and x.shape[1:] == declared[name].shape
+            x.dtype is layout[name].dtype and x.shape[0] == count and x.shape[1:] == layout[name].shape
             for name, x in updates.upload.items()
         )
     )
 
 
-def check_layout(declared: Params, personal: Collection[str], what: str) -> None:
+def check_layout(layout: Params, personal: Collection[str], what: str) -> None:
     """Raise where what an algorithm declares for a crossing has the name of a personal parameter or buffer."""
-    names = sorted(declared.keys() & set(personal))
+    names = sorted(layout.keys() & set(personal))
     if names:
         text = f"`wire.layout` must be without names of the personal part, got {names[0]} in what goes {what}."
         raise PrivacyError(f"{text} Leave it out, or make it shared.")
@@ -109,7 +109,7 @@ def copy_out(update: ClientUpdate) -> ClientUpdate:
     return copy
 
 
-def _describe(thing: object) -> str:
+def _describe(value: object) -> str:
     return (
-        f"of shape {tuple(thing.shape)}, {thing.dtype}" if isinstance(thing, Tensor) else f"of {type(thing).__name__}"
+        f"of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, Tensor) else f"of {type(value).__name__}"
     )

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from moiety.errors import must
-from moiety.local.masked import Masked
+from moiety.local.masked import OwnMask
 from moiety.local.verbs import drop_prefix
 from moiety.transport.sparse import pack_masks, read_mask, sparse_pack, sparse_unpack
 from moiety.types import Packing, Params
 
 
 def masked_packing(
-    own_mask: Callable[[Tensor, Params, Masked], Params], *, tell_first: bool, with_masks: str | None = None
+    own_mask: Callable[[Tensor, Params, OwnMask], Params], *, tell_first: bool, with_masks: str | None = None
 ) -> Packing:
     """The packing of messages that both sides mask.
 
@@ -26,11 +26,11 @@ def masked_packing(
             new mask, else at those of the mask that the client was given.
     """
 
-    def pack_down(key: Tensor, received: Params, facts: Masked) -> Params:
+    def pack_down(key: Tensor, received: Params, facts: OwnMask) -> Params:
         mask = own_mask(key, received, facts)
-        return sparse_pack(received, mask, known=not tell_first or bool(facts.asked))
+        return sparse_pack(received, mask, mask_known=not tell_first or bool(facts.asked))
 
-    def unpack_down(key: Tensor, packed: Params, like: Params, facts: Masked) -> Params:
+    def unpack_down(key: Tensor, packed: Params, like: Params, facts: OwnMask) -> Params:
         mask = own_mask(key, like, facts)
         check_names(packed, like, mask)
         return sparse_unpack(packed, like, mask)[0]
@@ -38,14 +38,14 @@ def masked_packing(
     def take_values(upload: Params) -> Params:
         return upload if with_masks is None else drop_prefix(upload, with_masks)
 
-    def pack_up(key: Tensor, upload: Params, facts: Masked, after: Masked) -> Params:
+    def pack_up(key: Tensor, upload: Params, facts: OwnMask, after: OwnMask) -> Params:
         values = take_values(upload)
         before = own_mask(key, values, facts)
         new = any(bool((before[name] != mask).any()) for name, mask in after.mask.items())
-        packed = sparse_pack(values, before if with_masks is None else after.mask, known=True)
+        packed = sparse_pack(values, before if with_masks is None else after.mask, mask_known=True)
         return packed | (pack_masks(after.mask) if new else {})
 
-    def unpack_up(key: Tensor, packed: Params, like: Params, facts: Masked) -> tuple[Params, Masked]:
+    def unpack_up(key: Tensor, packed: Params, like: Params, facts: OwnMask) -> tuple[Params, OwnMask]:
         layout = take_values(like)
         before = own_mask(key, layout, facts)
         check_names(packed, layout, before)
@@ -54,7 +54,7 @@ def masked_packing(
         values = sparse_unpack(packed, layout, before if with_masks is None else after)[0]
         if with_masks is not None:
             values |= {with_masks + name: mask.byte() for name, mask in after.items()}
-        return {name: values[name] for name in like}, Masked({}, after, torch.ones_like(facts.asked))
+        return {name: values[name] for name in like}, OwnMask({}, after, torch.ones_like(facts.asked))
 
     return Packing(lambda state: state._replace(personal={}), pack_down, unpack_down, pack_up, unpack_up)
 

@@ -41,7 +41,7 @@ one Gaussian mechanism of multiplier ``noise / sqrt(1 + 1 / (2 * 2.5)^2)``: the 
 
 @dataclass(frozen=True)
 class Gaussian(Recorded):
-    """What ``gaussian`` makes; its arguments."""
+    """Differential privacy by Gaussian noise; ``gaussian`` makes it and says what the fields mean."""
 
     clip: float
     delta: float
@@ -60,7 +60,7 @@ class Gaussian(Recorded):
     def shrink(self, noise: float) -> float:
         """The multiplier of the one Gaussian mechanism that a round is, for sums with ``noise``.
 
-        Local, the unit is an upload in the place of any other: they are up to 2 clip apart.
+        With local noise, one upload may take the place of any other, and the two are up to 2 clip apart.
         """
         joint = noise / math.hypot(1, 0 if self.quantile is None else 1 / (2 * COUNT_NOISE))
         return joint / 2 if self.local else joint

@@ -38,8 +38,8 @@ def _is_shorter(mask: Tensor, like: Tensor) -> bool:
     return count * like.element_size() + min(4 * count, -(-size // 8)) < size * like.element_size()
 
 
-def sparse_pack(values: Params, masks: Params, *, known: bool = False) -> Params:
-    """Tensors to pack: the values at active places, and the masks unless they are ``known`` to the receiver.
+def sparse_pack(values: Params, masks: Params, *, mask_known: bool = False) -> Params:
+    """Tensors to pack: the values at active places, and the masks unless the receiver knows them (``mask_known``).
 
     Tensors without a mask go whole.
 
@@ -51,7 +51,7 @@ def sparse_pack(values: Params, masks: Params, *, known: bool = False) -> Params
     for name, p in values.items():
         mask = masks[name].reshape(-1) if name in masks else None
         packed[name] = p if mask is None else p.reshape(-1)[mask]
-    return packed if known else packed | pack_masks({name: masks[name] for name in values if name in masks})
+    return packed if mask_known else packed | pack_masks({name: masks[name] for name in values if name in masks})
 
 
 def pack_masks(masks: Params) -> Params:
@@ -104,7 +104,7 @@ def read_mask(packed: Params, name: str, like: Tensor) -> Tensor | None:
     return None
 
 
-def sparse_bytes(like: Params, counts: dict[str, int], *, known: bool = False) -> tuple[int, int]:
+def sparse_bytes(like: Params, counts: dict[str, int], *, mask_known: bool = False) -> tuple[int, int]:
     """Bytes of the active values alone, and of all that ``pack`` makes of ``sparse_pack``, without packing anything.
 
     ``counts`` says how many places of each tensor that has a mask are active.
@@ -115,7 +115,7 @@ def sparse_bytes(like: Params, counts: dict[str, int], *, known: bool = False) -
         count = counts.get(name, p.numel())
         values += count * p.element_size()
         layout[name] = p.new_empty((count,) if name in counts else p.shape, device="meta")
-        if name in counts and not known:
+        if name in counts and not mask_known:
             places = _lists_places(count, p.numel())
             size, dtype = (count, torch.int32) if places else (-(-p.numel() // 8), torch.uint8)
             layout[(PLACES if places else BITS) + name] = torch.empty(size, dtype=dtype, device="meta")

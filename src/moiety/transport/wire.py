@@ -32,7 +32,7 @@ def value_bytes(params: Params) -> int:
 
 def payload_bytes(params: Params) -> int:
     """Length of ``pack(params)``; nothing to send costs nothing."""
-    return _packed_length(tuple((n, p.shape, p.dtype) for n, p in params.items())) if params else 0
+    return _count_packed_bytes(tuple((n, p.shape, p.dtype) for n, p in params.items())) if params else 0
 
 
 def message_bytes(params: Params) -> tuple[int, int]:
@@ -41,6 +41,6 @@ def message_bytes(params: Params) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _packed_length(layout: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> int:
+def _count_packed_bytes(layout: tuple[tuple[str, torch.Size, torch.dtype], ...]) -> int:
     # The length depends on names, shapes and types alone: every client's upload has the same.
     return len(pack({name: torch.zeros(shape, dtype=dtype) for name, shape, dtype in layout}))

@@ -9,19 +9,32 @@ import contextlib
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
+import sys
 import time
 
 import pytest
 import site_app
-from harness import LONG, NODES, Trial, check_equals_simulation, kill_server_process, rounds_of
+from harness import (
+    LONG,
+    NODES,
+    Trial,
+    check_equals_simulation,
+    is_gone,
+    kill_server_process,
+    rounds_of,
+    server_processes,
+    write_app,
+)
 from night import NIGHTLY
 from proxy import Proxy
 from site_app import LIES
 
 from moiety.clients.cohorts import uniform_cohort
-from moiety.deploy.commands import Link, node_command
+from moiety.deploy.commands import Link, node_command, train_command
 from moiety.deploy.keys import make_keys
+from moiety.deploy.local import EXECUTOR, LINK
 from moiety.deploy.processes import free_ports, wait_until
 from moiety.deploy.roster import load_roster
 from moiety.run.folder import read_history, read_id
@@ -87,6 +100,48 @@ def test_a_bad_day(trial):
     cohorts = check_equals_simulation(out, trial.folder, "fedalt", rounds, LEAST)
     assert len(cohorts) == rounds
     assert len([cohort for cohort in cohorts if cohort]) >= rounds // 2
+
+
+LOCKED = 12.0
+"""Seconds for which another process locks the SuperLink's database: its own calls wait for five."""
+
+
+def test_a_database_that_is_locked_stops_nobody(trial):
+    """Every call that writes is answered with 500 meanwhile: executor, server and nodes live on, and no run is lost."""
+    out = trial.submit("locked", **patient(rounds=6, deadline=LONG))
+    trial.wait_round(out, 1)
+    before = {name: len(trial.processes.log(name)) for name in (EXECUTOR, LINK)}
+    (server,) = server_processes(trial)
+    database = sqlite3.connect(trial.folder / "superlink.db", isolation_level=None, timeout=60.0)
+    database.execute("BEGIN IMMEDIATE")
+    time.sleep(LOCKED)
+    database.execute("ROLLBACK")
+    database.close()
+    trial.finish(out)
+    assert "database is locked" in trial.processes.log(LINK)[before[LINK] :]
+    assert "the executor begins again" in trial.processes.log(EXECUTOR)[before[EXECUTOR] :]
+    assert is_gone(server)
+    assert not trial.processes.has_ended(EXECUTOR)
+    cohorts = check_equals_simulation(out, trial.folder, "fedalt", 6, LEAST)
+    assert [len(cohort) for cohort in cohorts] == [3] * 6, "no answer was lost"
+
+
+def test_an_executor_that_is_killed_ends_no_federation(trial):
+    """The server's process ends with it. Something starts the executor again, and ``moiety deploy run`` the run."""
+    out = trial.folder / "restarted"
+    app = write_app(trial.folder / "apps" / out.name, {"algorithm": "fedalt", **patient(rounds=8), "out": str(out)})
+    command = [sys.executable, "-m", "moiety", *train_command(app)[1:]]
+    trial.processes.start("run", command, trial.home("server"))
+    trial.wait_round(out, 2)
+    trial.processes.running[EXECUTOR].send_signal(signal.SIGKILL)  # it alone, not its group
+    wait_until(lambda: trial.processes.has_ended(EXECUTOR), LONG, "the end of the executor")
+    trial.processes.running.pop(EXECUTOR)
+    trial.start_executor()
+    assert trial.processes.wait("run", LONG) == 0
+    text = trial.processes.log("run")
+    assert "it goes on with a new attempt" in text
+    assert "has all 8 rounds" in text
+    check_equals_simulation(out, trial.folder, "fedalt", 8, LEAST)
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="more than a minute: so long Flower waits for a sign of life")

@@ -1,4 +1,4 @@
-"""The rows of the catalogue that are pictures."""
+"""The catalogue's data sets of pictures."""
 
 from __future__ import annotations
 

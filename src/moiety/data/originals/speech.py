@@ -47,14 +47,14 @@ def draw_spectrogram(sound: Array) -> Array:
     whole = np.zeros(width + step * (frames - 1))
     samples = samples[: len(whole)]
     whole[: len(samples)] = samples
-    power = _mel_power(whole, width, step, 8_000, 32)
+    power = _compute_mel_power(whole, width, step, 8_000, 32)
     return _scale_levels(power).T
 
 
-def _mel_power(samples: Array, width: int, step: int, rate: int, bands: int) -> Array:
+def _compute_mel_power(samples: Array, width: int, step: int, rate: int, bands: int) -> Array:
     """The power [frames, bands] in mel bands of windows that overlap."""
     windows = np.lib.stride_tricks.sliding_window_view(samples, width)[::step] * np.hanning(width)
-    return (np.abs(np.fft.rfft(windows, axis=1)) ** 2) @ _mel_filters(width, rate, bands).T
+    return (np.abs(np.fft.rfft(windows, axis=1)) ** 2) @ _make_mel_filters(width, rate, bands).T
 
 
 def _scale_levels(power: Array) -> Array:
@@ -67,7 +67,7 @@ def _scale_levels(power: Array) -> Array:
 
 
 @cache
-def _mel_filters(width: int, rate: int, bands: int) -> Array:
+def _make_mel_filters(width: int, rate: int, bands: int) -> Array:
     """Triangles [bands, width / 2 + 1] from 60 Hz to half the rate, evenly spaced in mel, each of sum 1."""
     low, high = (2595 * np.log10(1 + hertz / 700) for hertz in (60.0, rate / 2))
     corners = 700 * (10 ** (np.linspace(low, high, bands + 2) / 2595) - 1)
@@ -136,8 +136,8 @@ def _read_sentence(folder: Path, name: str) -> Array:
         rate, sound = _read_flac(flac)
     must(rate == 16_000, name, "of 16,000 samples a second", rate)
     samples = np.asarray(sound, dtype=np.float64)
-    padded = np.concatenate([samples, np.zeros(max(0, 512 - len(samples)))])
-    return _scale_levels(_mel_power(padded, 512, 320, 16_000, 32))
+    long_enough = np.concatenate([samples, np.zeros(max(0, 512 - len(samples)))])
+    return _scale_levels(_compute_mel_power(long_enough, 512, 320, 16_000, 32))
 
 
 def _read_flac(path: Path) -> tuple[int, Array]:

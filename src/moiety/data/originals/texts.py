@@ -175,27 +175,27 @@ def read_example(message: bytes) -> dict[str, bytes]:
     the name and the values, and field 1 of the values is a list of texts, whose field 1 is a text.
     """
     texts = {}
-    for table in _fields(message, 1):
-        for entry in _fields(table, 1):
-            name, values = b"".join(_fields(entry, 1)), b"".join(_fields(entry, 2))
-            contents = [text for several in _fields(values, 1) for text in _fields(several, 1)]
+    for table in _read_fields(message, 1):
+        for entry in _read_fields(table, 1):
+            name, values = b"".join(_read_fields(entry, 1)), b"".join(_read_fields(entry, 2))
+            contents = [text for several in _read_fields(values, 1) for text in _read_fields(several, 1)]
             if contents:
                 texts[name.decode()] = contents[0]
     return texts
 
 
-def _fields(message: bytes, field: int) -> Iterator[bytes]:
+def _read_fields(message: bytes, field: int) -> Iterator[bytes]:
     """The contents of the fields of that number, where they are bytes (kind 2 of the wire format)."""
     at = 0
     while at < len(message):
-        key, at = _varint(message, at)
+        key, at = _read_varint(message, at)
         number, kind = key >> 3, key & 7
         if kind == 0:
-            _, at = _varint(message, at)
+            _, at = _read_varint(message, at)
             continue
         size = {1: 8, 5: 4}.get(kind)
         if kind == 2:
-            size, at = _varint(message, at)
+            size, at = _read_varint(message, at)
         if size is None or at + size > len(message):
             refuse("example", "a message of protocol buffers", f"one that breaks off at byte {at}")
         if kind == 2 and number == field:
@@ -203,7 +203,7 @@ def _fields(message: bytes, field: int) -> Iterator[bytes]:
         at += size
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     """A whole number of seven bits a byte, lowest first, and where it ends."""
     value = shift = 0
     while at < len(message) and shift < 64:

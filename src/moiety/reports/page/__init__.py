@@ -33,7 +33,7 @@ def write_report(groups: Sequence[Group], path: str | os.PathLike[str]) -> Path:
 
 
 def make_page(groups: Sequence[Group], *, live: bool = False) -> str:
-    """The report as text; ``live``, of runs that may not have ended, with what asks for news of them."""
+    """The report as text. With ``live`` the runs may not have ended, and the page asks for news of them."""
     title, main, data = make_parts(groups, live=live)
     return fill_template(title, main, data, live=live)
 

@@ -15,8 +15,14 @@ function clientColumns() {
   ];
   if (view.low) columns.push({ key: "low", head: "95% interval", value: (i) => view.low[i], wide: true,
     show: (i) => (view.gain[i] === null || view.low[i] === null ? "-" : `${showGain(view.low[i])} to ${showGain(view.high[i])}`) });
-  columns.push({ key: "verdict", head: "beyond noise?", value: (i) => view.verdict[i], show: (i) => verdictOf(view, i), text: true });
+  columns.push({ key: "verdict", head: "beyond noise?", value: (i) => view.verdict[i], show: (i) => splitVerdict(verdictOf(view, i)), text: true });
   return columns;
+}
+
+// "helped beyond noise" under "beyond noise?": a phone shows the first word.
+function splitVerdict(words) {
+  const [first, ...rest] = words.split(/(?= beyond noise$)/);
+  return [first, ...rest.map((part) => make("span", { class: "wide" }, part))];
 }
 
 function listClients(columns) {
@@ -85,7 +91,7 @@ function clientRow(i, columns) {
   const cells = columns.map((column, at) => {
     const tone = column.key === "gain" && view.gain[i] !== null && view.gain[i] !== 0 ? (view.gain[i] > 0 ? " good" : " bad") : "";
     const kind = `${at && !column.text ? "number" : ""}${column.wide ? " wide" : ""}${tone}`;
-    return make(at ? "td" : "th", { class: kind, scope: at ? null : "row" }, column.show(i));
+    return make(at ? "td" : "th", { class: kind, scope: at ? null : "row" }, ...[column.show(i)].flat());
   });
   return make("tr", { "aria-selected": String(chosen), onclick: (event) => { if (event.target !== box) toggleClient(i); } }, make("td", {}, box), ...cells);
 }

@@ -156,7 +156,8 @@ def _compare(groups: Sequence[Group], scores: Sequence[Scores], metric: str, hig
             pairs = [(group.results[seed], groups[0].results[seed]) for seed in seeds]
             sign = 1 if higher else -1
             means = [sign * float(a.personal["metric"] - b.personal["metric"]) for a, b in pairs]
-            views.append(_view((label, group.name, groups[0].name), own, new, old, metric, higher, _over(means), at))
+            names = label, group.name, groups[0].name
+            views.append(_compare_models(names, own, new, old, metric, higher, _find_interval(means), at))
     for at, (group, own) in enumerate(zip(groups, scores, strict=True)):
         if np.array_equal(own.own, own.shared, equal_nan=True):  # one model for all: nothing to compare
             continue
@@ -167,16 +168,16 @@ def _compare(groups: Sequence[Group], scores: Sequence[Scores], metric: str, hig
         runs = group.results.values()
         means = [sign * float(run.personal["metric"] - run.shared["metric"]) for run in runs]
         clients = next(iter(runs)).clients if len(group.results) == 1 else []
-        view = _view(names, own, own.own, own.shared, metric, higher, _over(means), at, clients)
+        view = _compare_models(names, own, own.own, own.shared, metric, higher, _find_interval(means), at, clients)
         views.append(view)
     return views
 
 
-def _over(values: Sequence[float]) -> Interval | None:
+def _find_interval(values: Sequence[float]) -> Interval | None:
     return interval(values) if values and all(np.isfinite(values)) else None
 
 
-def _view(
+def _compare_models(
     names: tuple[str, str, str],
     scores: Scores,
     new: np.ndarray,
@@ -263,9 +264,9 @@ def by_size(view: View, n: np.ndarray) -> list[dict[str, Any]]:
     finite = np.isfinite(view.gains)
     if not finite.any():
         return []
-    cut = float(np.median(n[finite]))
+    cut = int(np.median(n[finite]))
     rows = []
-    for name, some in ((f"at most {cut:g}", finite & (n <= cut)), (f"more than {cut:g}", finite & (n > cut))):
+    for name, some in ((f"at most {cut:,}", finite & (n <= cut)), (f"more than {cut:,}", finite & (n > cut))):
         if some.any():
             words = [word for word, inside in zip(view.verdicts, some, strict=True) if inside]
             row = {"rows": name, "clients": int(some.sum()), "mean": float(view.gains[some].mean())}

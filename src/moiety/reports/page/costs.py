@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from moiety.evaluation.calibration import calibration_error
+from moiety.evaluation.chains import AGREE
 from moiety.reports.page.content import Content
 from moiety.reports.page.data import is_drawn
 from moiety.reports.page.document import escape, figure, paragraph, section, table
@@ -15,8 +16,6 @@ from moiety.reports.result import Result
 from moiety.reports.versus import mean
 from moiety.reports.words import format_amount, format_count, list_names, make_printable
 
-AGREE = 1.1
-"""Split R-hat above this says that the halves of a chain do not agree."""
 LONG = 300
 """The most characters of a value of the configuration."""
 
@@ -33,8 +32,11 @@ def write_costs(content: Content) -> str:
     several = any(len(runs) > 1 for _, runs in groups)
     caption = "Cost of a run, mean over seeds" if several else "Cost of the run"
     costs = table(caption, ["cost", *columns] if len(columns) > 1 else ["", ""], rows)
-    words = "Bytes are those of the messages that went down and up; FLOPs and memory are counted for one device's local"
-    return section("cost", "What it cost", costs, paragraph(f"{words} training, not measured.", "note"))
+    words = (
+        "Bytes are those of all messages. FLOPs are those of all clients' local training, and memory is what one device"
+    )
+    words += " needs for it: both are computed from the model, not measured."
+    return section("cost", "What it cost", costs, paragraph(words, "note"))
 
 
 def _list_costs(runs: Sequence[Result]) -> dict[str, str]:
@@ -108,7 +110,7 @@ def _judge_draws(rows: Sequence[Mapping[str, Any]]) -> list[object]:
 
 def write_configuration(content: Content) -> str:
     """The configuration of each group, what differs, versions, and which checks were passed."""
-    configs = {make_printable(group.name): _flatten(_first(group.results).config) for group in content.groups}
+    configs = {make_printable(group.name): _flatten(_get_first(group.results).config) for group in content.groups}
     keys = list(dict.fromkeys(key for config in configs.values() for key in config))
     same = [key for key in keys if len({config.get(key) for config in configs.values()}) == 1]
     first = next(iter(configs.values()))
@@ -130,7 +132,7 @@ def write_configuration(content: Content) -> str:
     return section("setup", "How it was set up", *parts)
 
 
-def _first(results: Mapping[int, Result]) -> Result:
+def _get_first(results: Mapping[int, Result]) -> Result:
     return next(iter(results.values()))
 
 

@@ -40,8 +40,8 @@ def make_data(content: Content) -> dict[str, Any]:
 
 def _measure(key: str, metric: str) -> dict[str, Any]:
     label = MEASURES[key] if key in ("loss", "train_loss", "epsilon") else f"{metric}: {MEASURES[key]}"
-    scored = key in ("metric", "shared_metric", "worst_decile")
-    return {"key": key, "label": label, "percent": scored and is_percentage(metric)}
+    is_score = key in ("metric", "shared_metric", "worst_decile")
+    return {"key": key, "label": label, "percent": is_score and is_percentage(metric)}
 
 
 def _list_clients(content: Content, clients: np.ndarray) -> dict[str, Any]:
@@ -82,11 +82,13 @@ def spread_rows(content: Content) -> list[dict[str, Any]]:
     groups = [group for group in content.groups if all(result.clients for result in group.results.values())]
     several = len(groups) > 1
     for at, (group, scores) in enumerate(list(zip(groups, content.scores, strict=True))[:GROUPS]):
-        for words, values in (("personal", scores.own), ("shared alone", scores.shared)):
-            if words != "personal" and np.array_equal(scores.own, scores.shared, equal_nan=True):
-                continue
-            label = f"{group.name}, {words}" if several else f"{words} models" if words == "personal" else words
-            row = {"label": label, "group": at, "shared": words != "personal"}
+        models = {"personal": scores.own, "shared alone": scores.shared}
+        if np.array_equal(scores.own, scores.shared, equal_nan=True):
+            models = {"": scores.shared}
+        for words, values in models.items():
+            own = {"personal": "personal models", "": "the shared model"}
+            label = ", ".join(filter(None, (group.name, words))) if several else own.get(words, words)
+            row = {"label": label, "group": at, "shared": words == "shared alone"}
             rows.append({**row, **quantiles(values.mean(0), higher=content.higher)})
     return rows
 

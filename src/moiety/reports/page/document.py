@@ -73,13 +73,16 @@ def fill_template(title: str, main: str, data: Mapping[str, Any], *, live: bool 
     return "".join(piece if at % 2 == 0 else parts[piece] for at, piece in enumerate(pieces))
 
 
-def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, texts: int = 1) -> str:
-    """A table whose first ``texts`` columns are text; the first names its row."""
-    top = "".join(f'<th scope="col"{_align(at, texts)}>{escape(head)}</th>' for at, head in enumerate(heads))
+def table(
+    caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], *, texts: int = 1, last_texts: int = 0
+) -> str:
+    """A table whose first ``texts`` and last ``last_texts`` columns are text; the first names its row."""
+    numbers = range(texts, len(heads) - last_texts)
+    top = "".join(f'<th scope="col"{_align(at in numbers)}>{escape(head)}</th>' for at, head in enumerate(heads))
     lines = []
     for row in rows:
         cells = [
-            f'<th scope="row">{escape(cell)}</th>' if at == 0 else f"<td{_align(at, texts)}>{escape(cell)}</td>"
+            f'<th scope="row">{escape(cell)}</th>' if at == 0 else f"<td{_align(at in numbers)}>{escape(cell)}</td>"
             for at, cell in enumerate(row)
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
@@ -88,8 +91,8 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]], 
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>{inner}</table></div>'
 
 
-def _align(at: int, texts: int) -> str:
-    return "" if at < texts else ' class="number"'
+def _align(is_number: bool) -> str:
+    return ' class="number"' if is_number else ""
 
 
 def figure(name: str, title: str, caption: str, numbers: str) -> str:

@@ -30,38 +30,38 @@ def mean_over_seeds(values: Sequence[float]) -> Interval | None:
 def headline(content: Content) -> str:
     """The page in one sentence."""
     if not content.scores:
-        return _under_way(content)
+        return _describe_progress(content)
     groups, metric = content.groups, content.metric
     if len(groups) > 1:
         return _compare_runs(content)
     runs = list(groups[0].results.values())
     score = mean(float(run.personal["metric_unweighted"]) for run in runs)
-    clients = runs[0].personal["clients"]
+    clients = _count_clients(int(runs[0].personal["clients"]))
     if not content.views:
-        return f"One model for all: {format_metric(score, metric)} {metric} on average over {_clients(int(clients))}."
+        return f"One model for all: {format_metric(score, metric)} {metric} on average over {clients}."
     view = content.views[0]
     gains = view.gains[view.gains == view.gains]
     average = float(gains.mean()) if len(gains) else math.nan
-    words = f"Personal models reach {format_metric(score, metric)} {metric} on average over {_clients(int(clients))},"
-    words += f" {_more(average, metric)} the shared model alone."
+    words = f"Personal models reach {format_metric(score, metric)} {metric} on average over {clients},"
+    words += f" {_describe_gain(average, metric)} the shared model alone."
     if UNKNOWN not in view.verdicts or view.low is not None:
-        return f"{words} {_beyond(view.count(HELPED), view.count(HURT))}"
-    return f"{words} {_clients(int((gains < 0).sum()))} lose."
+        return f"{words} {_describe_verdicts(view.count(HELPED), view.count(HURT))}"
+    return f"{words} {_count_clients(int((gains < 0).sum()))} lose."
 
 
-def _clients(number: int) -> str:
+def _count_clients(number: int) -> str:
     return format_count(number, "client")
 
 
-def _beyond(helped: int, hurt: int) -> str:
+def _describe_verdicts(helped: int, hurt: int) -> str:
     if helped == hurt == 0:
         return "No single client gains or loses beyond the noise of its test rows."
-    gain = f"{_clients(helped)} {'gains' if helped == 1 else 'gain'} beyond noise"
+    gain = f"{_count_clients(helped)} {'gains' if helped == 1 else 'gain'} beyond noise"
     lose = "none loses" if hurt == 0 else f"{hurt} {'loses' if hurt == 1 else 'lose'}"
     return f"{gain}, {lose}."
 
 
-def _more(gain: float, metric: str) -> str:
+def _describe_gain(gain: float, metric: str) -> str:
     """How a gain reads in a sentence."""
     if not math.isfinite(gain):
         return "which cannot be compared with"
@@ -83,13 +83,14 @@ def _compare_runs(content: Content) -> str:
     view = pairs[0]
     span, metric = view.over_seeds, content.metric
     assert span is not None
-    words = f"{make_printable(view.new)} is {_more(span.mean, metric)} {base} in {metric}"
+    words = f"{make_printable(view.new)} is {_describe_gain(span.mean, metric)} {base} in {metric}"
     if span.low is None or span.high is None:
         return f"{words}; one seed decides nothing."
     if span.low <= 0 <= span.high:
         ends = f"{format_gain(span.low, metric)} to {format_gain(span.high, metric)}"
         return f"{words}, but the interval over {span.seeds} seeds, {ends}, decides nothing."
-    return f"{words}, beyond the noise of {span.seeds} seeds. {_beyond(view.count(HELPED), view.count(HURT))}"
+    verdicts = _describe_verdicts(view.count(HELPED), view.count(HURT))
+    return f"{words}, beyond the noise of {span.seeds} seeds. {verdicts}"
 
 
 def _list_decided(pairs: Sequence[View], base: str, metric: str) -> str:
@@ -110,7 +111,7 @@ def _list_decided(pairs: Sequence[View], base: str, metric: str) -> str:
     return f"Beyond the noise of seeds, {'; '.join(parts)}."
 
 
-def _under_way(content: Content) -> str:
+def _describe_progress(content: Content) -> str:
     """How far runs have come that have not ended."""
     results = [result for group in content.groups for result in group.results.values()]
     rounds = sum(int(result.history[-1]["round"]) for result in results if result.history)
@@ -136,7 +137,8 @@ def write_cards(content: Content) -> str:
         span = mean_over_seeds([float(result.personal[score]) for result in results])
         if span is not None:
             name = make_printable(group.name) if several else "personal models" if content.views else "the shared model"
-            cards.append((format_metric(span.mean, metric), f"{metric}, {name}", _spread(span, metric)))
+            rows = "all test rows" if several else "mean over clients"
+            cards.append((format_metric(span.mean, metric), f"{metric}, {name}", _spread(span, metric, rows)))
     if not several and content.views:
         shared = mean([float(run.shared["metric_unweighted"]) for run in runs])
         cards.append((format_metric(shared, metric), f"{metric}, shared alone", ""))
@@ -144,7 +146,7 @@ def write_cards(content: Content) -> str:
         cards.append((format_metric(worst, metric), "worst tenth of clients", "mean, personal models"))
     if content.views and content.views[0].low is not None:
         view = content.views[0]
-        words = f"of {_clients(int((view.gains == view.gains).sum()))} beyond noise"
+        words = f"of {_count_clients(int((view.gains == view.gains).sum()))} beyond noise"
         words += f", {view.label}" if several else ""
         cards.append((f"{view.count(HELPED)} / {view.count(HURT)}", "helped / hurt", words))
     traffic = mean([float(run.ledger["down_payload"] + run.ledger["up_payload"]) for run in runs])
@@ -152,17 +154,18 @@ def write_cards(content: Content) -> str:
         (format_amount(traffic, "B"), "sent in all", make_printable(content.groups[0].name) if several else "")
     )
     inner = "".join(
-        f"<div><dt>{escape(what)}{_small(note)}</dt><dd>{escape(number)}</dd></div>" for number, what, note in cards
+        f"<div><dt>{escape(what)}{_add_note(note)}</dt><dd>{escape(number)}</dd></div>" for number, what, note in cards
     )
     return f'<dl class="cards">{inner}</dl>'
 
 
-def _small(note: str) -> str:
+def _add_note(note: str) -> str:
     return f"<small>{escape(note)}</small>" if note else ""
 
 
-def _spread(span: Interval, metric: str) -> str:
+def _spread(span: Interval, metric: str, rows: str) -> str:
+    """How far seeds differ; with one seed, what the number is of."""
     if span.low is None or span.high is None:
-        return "mean over clients, one seed"
+        return f"{rows}, one seed"
     half = format_gain(span.high - span.mean, metric).lstrip("+")
     return f"± {half} {'points' if is_percentage(metric) else unit(metric)}, {span.seeds} seeds"

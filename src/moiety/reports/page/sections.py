@@ -15,14 +15,14 @@ from moiety.reports.page.headline import headline, mean_over_seeds, write_cards
 from moiety.reports.summary import SHARED_ALONE, unit
 from moiety.reports.words import format_gain, format_metric, is_percentage, list_names, make_printable
 
-QUANTILE_HEADS = ("least", "10%", "25%", "median", "75%", "90%", "largest")
+QUANTILE_HEADS = ("lowest", "10%", "25%", "median", "75%", "90%", "highest")
 NAMED = 8
 """How many of those who lost most are named."""
 
 
 def write_sections(content: Content) -> str:
     """All sections, in the order of the page."""
-    header = f'<header class="top"><p class="kicker">{escape(_kicker(content))}</p>'
+    header = f'<header class="top"><p class="kicker">{escape(_write_subject(content))}</p>'
     header += f"<h1>{escape(headline(content))}</h1>{write_cards(content)}</header>"
     parts = [header, _write_runs(content), _write_curves(content)]
     if content.scores:
@@ -31,7 +31,7 @@ def write_sections(content: Content) -> str:
     return "".join(part for part in parts if part)
 
 
-def _kicker(content: Content) -> str:
+def _write_subject(content: Content) -> str:
     """What the page is about, above the headline."""
     first = content.first
     names = list_names([group.name for group in content.groups], 3)
@@ -58,7 +58,7 @@ def _write_runs(content: Content) -> str:
     if len(content.groups) < 2 or not content.scores:
         return ""
     metric = content.metric
-    heads = ["runs", "algorithm", "split", "seeds", metric, "mean over clients", "worst tenth", "shared alone"]
+    heads = ["runs", metric, "mean over clients", "worst tenth", "shared alone", "seeds", "algorithm", "split"]
     rows = []
     for group in content.groups:
         runs = list(group.results.values())
@@ -67,14 +67,15 @@ def _write_runs(content: Content) -> str:
         keys = ("metric", "metric_unweighted", "worst_decile")
         scores = [mean_over_seeds([float(run.personal[key]) for run in runs]) for key in keys]
         scores.append(mean_over_seeds([float(run.shared["metric"]) for run in runs]))
-        names = [make_printable(group.name), runs[0].part_name("algorithm"), runs[0].part_name("split"), len(runs)]
+        names = [len(runs), runs[0].part_name("algorithm"), runs[0].part_name("split")]
         means = [format_metric(score.mean if score else None, metric) for score in scores[2:]]
-        rows.append([*names, *(show_interval(score, metric) for score in scores[:2]), *means])
+        intervals = [show_interval(score, metric) for score in scores[:2]]
+        rows.append([make_printable(group.name), *intervals, *means, *names])
     side = table(
         f"Means, with 95% intervals over seeds where there are several; {metric} is weighted by test rows",
         heads,
         rows,
-        texts=3,
+        last_texts=2,
     )
     pairs = table(
         f"Paired differences in {unit(metric)}, seed by seed; + is better",
@@ -124,9 +125,9 @@ def _write_curves(content: Content) -> str:
     ]
     numbers = table("The course of training", heads, rows)
     several = any(curve["seeds"] > 1 for curve in content.curves)
-    caption = (
-        "Lines are means over seeds, bands go from the least to the largest seed." if several else "One seed each."
-    )
+    caption = "One seed each." if len(content.curves) > 1 else "One seed."
+    if several:
+        caption = "Lines are means over seeds, bands go from the lowest to the highest seed."
     caption += (
         " Thin and dotted: the shared model alone."
         if any("shared_metric" in c["columns"] for c in content.curves)
@@ -178,18 +179,21 @@ def _write_helped(content: Content) -> str:
     heads = ["comparison", "training rows", "clients", "mean gain", "better", "worse"]
     heads += ["helped beyond noise", "hurt beyond noise"]
     differ = len(sizes) > len(content.drawn_views)  # else all clients have as many rows
-    small = table("By size of a client's data", heads, sizes, texts=2) if differ else ""
-    if differ and len(content.drawn_views) > 1:
-        small = f"<details><summary>By size of a client's data</summary>{small}</details>"
+    several = len(content.drawn_views) > 1
+    first = 0 if several else 1  # of one comparison the name is not repeated
+    small = "By size of a client's data"
+    numbers = table(small, heads[first:], [row[first:] for row in sizes], texts=2 - first)
+    small = f"<details><summary>{small}</summary>{numbers}</details>" if several else numbers
+    small = small if differ else ""
     return section("helped", "Who is helped, who is hurt", counts, *_name_hurt(content), _explain(content), small)
 
 
 def _count(view: View) -> list[object]:
     gains = view.gains
     finite = [bool(part) for part in gains == gains]
-    judged = UNKNOWN not in {word for word, is_finite in zip(view.verdicts, finite, strict=True) if is_finite}
+    has_verdicts = UNKNOWN not in {word for word, is_finite in zip(view.verdicts, finite, strict=True) if is_finite}
     sides = [int((gains > 0).sum()), int((gains == 0).sum()), int((gains < 0).sum())]
-    return [sum(finite), view.count(HELPED) if judged else "-", *sides, view.count(HURT) if judged else "-"]
+    return [sum(finite), view.count(HELPED) if has_verdicts else "-", *sides, view.count(HURT) if has_verdicts else "-"]
 
 
 def _mean(view: View) -> float:
@@ -222,7 +226,9 @@ def _explain(content: Content) -> str:
         words = (
             f"Beyond noise: the 95% interval of a client's gain lies wholly on one side of zero. Intervals are {how}."
         )
-        words += " With seven test rows one answer is 14 points, so it takes six answers more to count."
+        words += (
+            " With seven test rows one answer is 14 points, and a difference of fewer than six answers does not count."
+        )
     else:
         words = "Beyond noise: the 95% interval of a client's gain over seeds lies wholly on one side of zero."
     words += " At most one unlucky client in forty is called hurt, or helped, by chance."
@@ -238,12 +244,12 @@ def _write_clients(content: Content) -> str:
         "Each point is a client: above zero it gains, below it loses. Filled points are beyond noise. Click one, or"
     )
     caption += " use the arrow keys, to select it; points that would hide each other are moved apart sideways."
-    few = ""
+    note = ""
     if count < total:
-        few = f"Shown are {count:,} of {total:,} clients: those who gain and lose most, and others evenly between. All"
-        few = paragraph(f"{few} counts and means on this page are over all clients.", "note")
+        note = f"Shown are {count:,} of {total:,} clients: those who gain and lose most, and others evenly between. All"
+        note = paragraph(f"{note} counts and means on this page are over all clients.", "note")
     plot = figure("clients", "Gain of every client against its training rows", caption, "")
-    return section("clients", "Every client", plot, few, '<div id="client-table"></div>')
+    return section("clients", "Every client", plot, note, '<div id="client-table"></div>')
 
 
 def _write_spread(content: Content) -> str:
@@ -255,7 +261,7 @@ def _write_spread(content: Content) -> str:
     heads = ["model", "clients", *QUANTILE_HEADS, "mean of the worst tenth"]
     numbers = table(f"How {metric} is spread over clients", heads, rows)
     caption = (
-        "The thin line goes from the least to the largest client, the bar from 10% to 90% of clients, the thick bar"
+        "The thin line goes from the lowest to the highest client, the bar from 10% to 90% of clients. The thick bar"
     )
-    caption += " holds the middle half; the line in it is the median, the diamond the mean of the worst tenth."
+    caption += " holds the middle half; the line in it is the median. The diamond is the mean of the worst tenth."
     return section("spread", "How it is spread", figure("spread", f"Spread of {metric} over clients", caption, numbers))

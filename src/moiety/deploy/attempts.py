@@ -1,0 +1,105 @@
+"""A run that is started again until all its rounds are done: ``moiety deploy run``.
+
+When the server's process of a run ends, Flower does not start it again. A new run of the same app continues from the
+last checkpoint, so this file starts one. ``flwr run`` may lose sight of a run that goes on, and its exit code does not
+say whether a run ended well. So the run's folder is asked whether it is done.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moiety.deploy.app import read_run_config
+from moiety.deploy.commands import QUIET, run_command
+from moiety.deploy.folders import load_app
+from moiety.deploy.plan import Plan
+from moiety.deploy.processes import search_path
+from moiety.errors import MoietyError, must
+from moiety.files import lock_folder, read_toml
+from moiety.run.checkpoint import find_checkpoint, round_of
+from moiety.run.folder import has_ended, read_id
+from moiety.seals import CONFIG
+
+PAUSES = (2.0, 5.0, 10.0, 20.0, 40.0, 60.0)
+"""Seconds before each new attempt in a row that brings no round; one more such attempt, and it is given up."""
+LOOK = 1.0
+"""Seconds between two looks whether a server's process still trains."""
+
+
+def run_until_done(app: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Run an app until the folder of its run holds all rounds and the results.
+
+    Args:
+        app: the folder of the app.
+        config: what the run sets anew, as ``flwr run --run-config`` takes it.
+        say: gets a line for every new attempt.
+    """
+    plan = read_plan(app, config)
+    command, failures = run_command(app, config), 0
+    while not is_done(plan):
+        before = count_done(plan.folder)
+        call(command)
+        wait_for_server(plan.folder)
+        if is_done(plan):
+            break
+        rounds = count_done(plan.folder)
+        failures = 0 if rounds > before else failures + 1
+        hint = "What was printed above, and the executor's output, say why."
+        must(
+            failures <= len(PAUSES),
+            "run",
+            "one that goes on",
+            f"{failures} attempts in a row without a new round",
+            hint,
+        )
+        pause = PAUSES[max(failures - 1, 0)]
+        say(f"the run ended after round {rounds} of {plan.rounds}: it goes on with a new attempt in {pause:g} s")
+        time.sleep(pause)
+    say(f"{plan.folder} has all {plan.rounds} rounds")
+
+
+def call(command: Sequence[str]) -> int:
+    """Run a command of Flower to its end."""
+    return subprocess.call(command, env={**os.environ, **QUIET, "PATH": search_path()})
+
+
+def read_plan(app: Path, config: Mapping[str, Any]) -> Plan:
+    """The plan of an app, with what its ``pyproject.toml`` and the command set."""
+    flower = read_toml(app / "pyproject.toml").get("tool", {}).get("flwr", {}).get("app", {})
+    return read_run_config(load_app(app).plan, {**flower.get("config", {}), **config})
+
+
+def is_done(plan: Plan) -> bool:
+    """Whether the folder of the run holds all rounds and the results."""
+    folder = plan.folder
+    return count_done(folder) >= plan.rounds and has_ended(folder, read_id(folder))
+
+
+def count_done(folder: Path) -> int:
+    """How many rounds the newest checkpoint in a folder has; 0 without one."""
+    newest = find_checkpoint(folder) if (folder / CONFIG).exists() else None
+    return 0 if newest is None else round_of(newest)
+
+
+def wait_for_server(folder: Path) -> None:
+    """Wait while a server's process trains in a folder: ``flwr run`` may have lost sight of it."""
+    while is_used(folder):
+        time.sleep(LOOK)
+
+
+def is_used(folder: Path) -> bool:
+    """Whether a process trains in a folder now."""
+    if not folder.is_dir():
+        return False
+    may = os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+    must(may, "folder", "one that this user may use", folder, "Run this as the user that the executor runs as.")
+    try:
+        with lock_folder(folder):
+            return False
+    except MoietyError:
+        return True
