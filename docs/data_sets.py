@@ -20,8 +20,8 @@ def describe(row: DataSet) -> str:
         where = ", or ".join(f"<{address}>" for address in original.addresses) or "brought by you"
         check = f"`{original.check}`" if original.check else "no checksum is known"
         originals.append(f"`{original.name}`: {where}{'' if original.folder else f'; {check}'}")
-    known = f"`{DIGESTS[row.file]}`" if row.file in DIGESTS else "none yet"
-    lines += [f"- file: `{row.file}`; digest of the arrays our results are of: {known}", *(f"- {o}" for o in originals)]
+    known = f"; known digest: `{DIGESTS[row.file]}`" if row.file in DIGESTS else ""
+    lines += [f"- file: `{row.file}`{known}", *(f"- {original}" for original in originals)]
     lines += [f"- licence: {row.licence}", f"- cite: {row.citation}", f"- source: {row.page}"]
     lines += [f"- {row.note}"] if row.note else []
     return "\n".join(lines)

@@ -56,15 +56,16 @@ def train(folder: Path) -> Path:
     return page
 
 
-def take(browser: Browser, path: Path, top: float, bottom: float) -> None:
+def take(browser: Browser, path: Path, top: float, bottom: float, width: int = 1000, scale: int = 1) -> None:
     """A picture of a part of the page, given by its upper and lower edge."""
-    browser.size(1000, round(bottom) + 10)
+    metrics = {"width": width, "height": round(bottom) + 10, "deviceScaleFactor": scale, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     browser.run("scrollTo(0, 0)")
     browser.picture(path, whole=False)
     from PIL import Image
 
     with Image.open(path) as picture:
-        part = picture.crop((0, round(top), 1000, round(bottom))).quantize(128)
+        part = picture.crop((0, round(scale * top), scale * width, round(scale * bottom))).quantize(128)
     part.save(path, optimize=True)
 
 
@@ -113,9 +114,12 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name, open_browser() as browser:
         page = train(Path(name))
         browser.prefer("light")
+        browser.size(480, 900)  # in the README it is 340 wide
+        browser.open(page)
+        top, bottom = edge(browser, ".kicker", "top") - 12, edge(browser, ".cards", "bottom") + 12
+        take(browser, PICTURES / "report-top.png", top, bottom, width=480, scale=2)
         browser.size(1000, 900)
         browser.open(page)
-        take(browser, PICTURES / "report-top.png", 0, edge(browser, "#runs .scroll", "bottom") + 8)
         take(browser, PICTURES / "report.png", 0, edge(browser, "#curves", "bottom"))
         browser.prefer("dark")
         browser.open(page)

@@ -53,6 +53,8 @@ REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """The pages of the reference: title, and public names of moiety. A package stands for all that it offers."""
 ALGORITHMS = "moiety.algorithms."
+SOURCE = re.compile(r"Source:\s+`src/moiety/algorithms/(\w+)\.py`")
+"""What the page of an algorithm says of its file: on the site the entry of the reference follows."""
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -80,7 +82,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             return f"] (`{target}`)"
         return f"]({relpath(inside, page.file.src_uri.rpartition('/')[0] or '.')}{anchor or ''})"
 
-    return ABOVE.sub(follow, markdown)
+    return SOURCE.sub(_add_reference, ABOVE.sub(follow, markdown))
+
+
+def _add_reference(source: re.Match[str]) -> str:
+    name = source[1]
+    return f"[All arguments][{ALGORITHMS}{name}.{name}]. {source[0]}"
 
 
 def _from_top(link: re.Match[str]) -> str:

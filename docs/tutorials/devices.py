@@ -1,9 +1,9 @@
 # %% [markdown]
 # # From simulation to devices
 #
-# Four hospitals have a CSV file each. First we simulate their federation on one machine. Then we declare it for
-# devices: each hospital reads its own file, and no other process does. In the end we train between real processes, a
-# server and four nodes, and kill one of them. This needs the extra `flower`.
+# This tutorial takes a federation from a simulation to real processes. Four hospitals have a CSV file each. First we
+# simulate their federation on one machine. Then we declare it for devices: each hospital reads only its own file. In
+# the end we train with a server and four nodes as real processes, and kill one node. You need the extra `flower`.
 
 # %%
 import csv
@@ -27,7 +27,7 @@ for site in range(4):
 # %% [markdown]
 # ## Simulate
 #
-# All rows are here, so we can try what we like: the split, the rates, the number of rounds.
+# In a simulation all rows are in one place, so we can try splits, learning rates and numbers of rounds.
 
 # %%
 rows = [line for site in range(4) for line in (here / f"site-{site}.csv").read_text().splitlines()[site > 0 :]]
@@ -41,9 +41,9 @@ print(run)
 # %% [markdown]
 # ## Deploy
 #
-# One file for both sides. The server and each node run it; `app.server` and `app.client` are Flower's ServerApp and
-# ClientApp. A node's own configuration says where its file is. Means and scales are agreed on by sums, classes by
-# names.
+# One Python file serves both sides: the server and each node run it. `app.server` and `app.client` are Flower's
+# ServerApp and ClientApp. A node's own configuration says where its CSV file is. Means, scales and classes must be the
+# same for all nodes. To find them, each node sends sums and class names, never rows.
 
 # %%
 from moiety import deploy
@@ -60,8 +60,8 @@ app = deploy.app(
 print(type(app.client), type(app.server))
 
 # %% [markdown]
-# `moiety deploy init` writes this as a complete Flower app, with certificates and a key for each node, and a README of
-# the commands for two machines or twenty.
+# `moiety deploy init` writes this as a complete Flower app, with certificates and a key for each node. Its README has
+# the commands, whether you have two machines or twenty.
 
 # %%
 import subprocess
@@ -73,16 +73,17 @@ print(subprocess.run(init, capture_output=True, text=True, check=True).stdout.re
 # %% [markdown]
 # ## Train between processes
 #
-# `moiety deploy demo` starts all of it on this machine: a SuperLink with TLS, and four SuperNodes that show their keys
-# and have folders of their own. They train on handwritten digits, by the same algorithm with the same split. Node 4 is
-# killed after the third round. The others go on, and the killed device can still predict with the model that it has.
+# `moiety deploy demo` starts a whole federation on this machine: Flower's server (a SuperLink) with TLS, and four nodes
+# (SuperNodes) with their own keys and folders. They train on handwritten digits, with the same algorithm and the same
+# split. Node 4 is killed after the third round. The others continue, and the killed device can still predict with the
+# model that it has.
 
 # %%
 demo = [sys.executable, "-m", "moiety", "deploy", "demo", "--rounds", "5", "--out", str(here / "demo")]
-said = subprocess.run(demo, capture_output=True, text=True, check=True).stdout
-print(said.replace(str(here), "."))
-devices = [line.split() for line in said.splitlines() if line.startswith("node-")]
+output = subprocess.run(demo, capture_output=True, text=True, check=True).stdout
+print(output.replace(str(here), "."))
+devices = [line.split() for line in output.splitlines() if line.startswith("node-")]
 assert [state for _, state, *_ in devices] == ["running", "running", "running", "killed"]
 
 # %% [markdown]
-# [Devices](../deployment.md) goes on from here: a hospital network, and who sees what.
+# [Devices](../deployment.md) continues from here, with a hospital network, and says who sees what.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # A hospital with few rows
 #
-# Twenty hospitals, thirteen training rows each. Each has a slope of its own, near a common one. We train FedPop: every
-# hospital gets not one model but draws from a posterior, and so an interval for each prediction.
+# This tutorial shows how to get an interval for each prediction, even for clients with few rows. There are twenty
+# hospitals with thirteen training rows each. Each has slopes of its own, near common ones. We train FedPop. It gives
+# every hospital not one model but many draws from a posterior, and so an interval for each prediction.
 
 # %%
 import numpy as np
@@ -18,7 +19,7 @@ fed = mo.data.from_arrays({"x": x, "y": y}, client=hospitals, seed=0)
 print(fed.describe())
 
 # %% [markdown]
-# The slopes are personal. What hospitals share is the prior of the slopes and the noise, which are learned.
+# The slopes are personal. The hospitals share the prior of the slopes and the size of the noise. FedPop learns both.
 
 # %%
 model = mo.models.linear(3, 1, seed=0)
@@ -27,8 +28,9 @@ run = mo.fit(model, fed, mo.fedpop(), split=split, rounds=100, seed=0, engine="v
 print(run.history[-1]["metric_name"], round(run.history[-1]["metric"], 3))
 
 # %% [markdown]
-# Intervals for two patients of hospital 3: of the mean outcome, and of a single observation. `effective` says how many
-# independent draws they rest on, `rhat` whether the halves of the chain agree.
+# Here are intervals for two patients of hospital 3: for the mean outcome, and for a single observation. `effective`
+# says how many independent draws the intervals rest on. `rhat` says whether the halves of the chain agree; it should be
+# near 1.
 
 # %%
 rows = fed.client(3, "test")["x"][:2]
@@ -43,7 +45,7 @@ for i, truth in enumerate(fed.client(3, "test")["y"][:2]):
     )
 
 # %% [markdown]
-# Do the intervals hold what they promise? Of all test rows of all hospitals, about 90% should lie in theirs.
+# Do the intervals keep their promise? About 90% of all test rows of all hospitals should lie in their intervals.
 
 # %%
 inside = total = 0
@@ -55,8 +57,8 @@ for hospital in range(20):
 print(f"{inside} of {total} test rows are inside ({100 * inside / total:.0f}%)")
 
 # %% [markdown]
-# A hospital that training never saw: with six rows of its own it gets intervals too, and without any it is predicted by
-# the population alone, with wider ones.
+# A hospital that training never saw gets intervals too, here from six rows of its own. Without any rows, the prediction
+# comes from the population alone, and the interval is wider.
 
 # %%
 slope = np.array([1.2, -0.2, 0.1], dtype="float32")

@@ -2,8 +2,8 @@
 # # Hugging Face with LoRA
 #
 # This tutorial trains a text classifier from transformers, with a personal LoRA for each of ten clients. The model is
-# built from a configuration, so that nothing is downloaded. If you load one with `from_pretrained`, the rest stays as
-# it is. You need the extra `hf`.
+# built from a configuration, so that nothing is downloaded. If you load a model with `from_pretrained` instead, the
+# rest stays the same. You need the extra `hf`.
 
 # %%
 import numpy as np
@@ -12,8 +12,8 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 import moiety as mo
 
 # %% [markdown]
-# The rows are made-up reviews: some tokens are good words, others bad ones. Half of the clients mean them ironically,
-# so one model for all must fail for one half.
+# The rows are made-up reviews: some tokens are good words, others are bad words. Half of the clients are ironic and
+# mean the opposite. So one model for all must fail for one half of the clients.
 
 # %%
 rng = np.random.default_rng(0)
@@ -33,7 +33,7 @@ split = mo.split.lora(model, rank=2)
 print(split.summary())
 
 # %% [markdown]
-# The backbone and the head are shared and trained by all; the LoRA matrices stay with each client.
+# The backbone and the head are shared, and all clients train them. The LoRA matrices stay with each client.
 
 # %%
 algorithm = mo.fedalt(shared=mo.sgd(0.1, batch_size=8), personal=mo.sgd(0.5, epochs=2, batch_size=8))

@@ -35,7 +35,8 @@ methods = {
 }
 
 # %% [markdown]
-# For every method we try the same three learning rates on validation rows. This uses seed 100, which is not reported.
+# For every method we try the same three learning rates, and choose by validation rows. This uses seed 100, which does
+# not enter the results.
 
 # %%
 rates = {
@@ -63,10 +64,10 @@ for name in ("FedAlt", "FedSim"):
 # %% [markdown]
 # ## A paper's experiment
 #
-# The experiments of whole papers are recipes. A recipe trains all methods of a table or figure, puts the paper's
-# numbers beside ours where there are some, and judges each claim by a rule that was fixed before. We take a small one,
-# from the appendix of "Global and Local Learning for Distributed Personalization": two methods should find the best
-# pair of a shared and a personal model, and fictitious play should get stuck.
+# The experiments of whole papers are recipes. A recipe trains all methods of a table or figure. It puts the paper's
+# numbers, if there are any, beside ours, and judges each claim by a rule that was fixed before. We take a small recipe,
+# from the appendix of "Global and Local Learning for Distributed Personalization". There, two methods should find the
+# best pair of a shared and a personal model, and a third method, fictitious play, should get stuck.
 
 # %%
 import subprocess
@@ -84,14 +85,14 @@ assert tables.count("| holds |") == 2
 assert "| does not hold |" in tables
 
 # %% [markdown]
-# The third claim is about fictitious play, and that it does not hold is what the paper says too. `moiety run
-# fedalt-speech` and the other recipes work the same way, and take longer: [Results](../results/README.md) has their
+# The third claim is that fictitious play finds the pair too. It does not hold, as the paper says. `moiety run
+# fedalt-speech` and the other recipes work the same way, but take longer. [Results](../results/README.md) has their
 # pages.
 #
 # ## A method of your own
 #
-# An algorithm is a frozen record of pure functions. `client_update` is what one client does; `assemble` adds the rest.
-# Our method is FedAlt in the opposite order: first the shared part, then the personal one.
+# An algorithm is a frozen record of pure functions. `client_update` is what one client does in a round, and `assemble`
+# adds the rest. Our method is FedAlt in the opposite order: first the shared part, then the personal one.
 
 # %%
 from moiety.local import Personal, difference, optimiser_work
