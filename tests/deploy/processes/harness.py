@@ -133,7 +133,8 @@ class Trial(LocalFederation):
         """
         self.processes.wait("run", seconds)
         wait_until(lambda: not server_processes(self), seconds, f"the end of the server of {out.name}")
-        assert (out / "ledger.json").exists(), self.processes.log("run")[-2000:]
+        logs = "\n".join(f"{name}: {self.processes.log(name)[-3000:]}" for name in ("run", EXECUTOR, LINK))
+        assert (out / "ledger.json").exists(), logs
 
     def wait_round(self, out: Path, number: int, seconds: float = LONG) -> None:
         """Wait until the server has finished a round."""
@@ -229,12 +230,16 @@ def leaf_bits(value: Any) -> dict[str, bytes]:
 def server_processes(trial: LocalFederation) -> list[psutil.Process]:
     """The processes that run the server's side of apps."""
     executor = trial.processes.running.get(EXECUTOR)
-    if executor is None:
+    if executor is None or executor.poll() is not None:
         return []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        children = psutil.Process(executor.pid).children(recursive=True)
-        return [each for each in children if not is_gone(each) and "flwr-serverapp" in " ".join(each.cmdline())]
-    return []
+    return [each for each in psutil.Process(executor.pid).children(recursive=True) if runs_server(each)]
+
+
+def runs_server(process: psutil.Process) -> bool:
+    """Whether a process goes on and runs the server's side of an app."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # another one that ends in this moment says nothing of the rest
+        return not is_gone(process) and "flwr-serverapp" in " ".join(process.cmdline())
+    return False
 
 
 def is_gone(process: psutil.Process) -> bool:
