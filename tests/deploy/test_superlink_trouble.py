@@ -14,9 +14,17 @@ from typing import Any
 
 import httpx
 import pytest
-from flwr.proto.message_pb2 import PullObjectResponse
-from flwr.proto.runtime_pb2 import AcquireTaskResponse, GetNodesResponse, SendTaskHeartbeatResponse
+from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest, PushObjectResponse
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskResponse,
+    GetNodesResponse,
+    PushAppMessagesResponse,
+    SendTaskHeartbeatResponse,
+)
 from flwr.supercore.heartbeat import make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.retry import make_simple_http_retry_invoker as flowers_own
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode import fleet_http_connection
@@ -26,10 +34,15 @@ from moiety.deploy import calls, executor, flower_private, mailbox
 from moiety.deploy import node as nodes
 from moiety.deploy.answers import pull_answers
 from moiety.deploy.calls import PATIENCE, QUIET, Patience
-from moiety.deploy.letters import LostError
+from moiety.deploy.letters import Letter, LostError
 from moiety.deploy.processes import wait_until
 
 LONG = 600.0
+OWN = {
+    "make_simple_http_retry_invoker": flowers_own,
+    "make_push_object_fn_protobuf": make_push_object_fn_protobuf,
+}
+"""Parts of Flower's node as they are by themselves."""
 ANSWERS = {
     "acquire-task": AcquireTaskResponse(),
     "send-task-heartbeat": SendTaskHeartbeatResponse(success=True),
@@ -219,10 +232,16 @@ def test_a_grid_of_another_kind_or_version_stays_as_it_is(monkeypatch: pytest.Mo
     assert grid._retry_invoker.should_giveup is rule
 
 
+def mend_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change the parts of Flower's node, until the test ends."""
+    for name, own in OWN.items():
+        monkeypatch.setattr(fleet_http_connection, name, own)
+    nodes.try_again_after_breaks()
+
+
 def test_a_node_hands_its_answer_over_after_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's own gives up at once, and throws the answer away."""
-    monkeypatch.setattr(fleet_http_connection, "make_simple_http_retry_invoker", flowers_own)
-    nodes.try_again_after_breaks()
+    mend_node(monkeypatch)
     invoker = fleet_http_connection.make_simple_http_retry_invoker()
     invoker.wait_function = lambda seconds: None
     ends: list[Exception | None] = [status_error(500), status_error(500), None]
@@ -283,3 +302,84 @@ def test_trouble_with_one_answer_costs_that_answer_alone() -> None:
 def test_the_mailbox_is_patient_for_longer_than_a_database_is_locked() -> None:
     assert sum(mailbox.PAUSES) > 90
     assert calls.PATIENCE > 90
+
+
+class Storage:
+    """A SuperLink that takes letters, and says of the first ``bad`` parts that it did not store them."""
+
+    def __init__(self, bad: int) -> None:
+        self.bad = bad
+        self.messages: list[list[str]] = []
+        self.parts: dict[str, bytes] = {}
+        self.sessions: list[str] = []
+        self._client = httpx.Client()
+
+    def PushMessages(self, request: Any) -> Any:  # noqa: N802
+        tickets = [each.metadata.message_id for each in request.messages_list]
+        taken = {each for tickets in self.messages for each in tickets}
+        self.messages.append(tickets)
+        names = {part.object_id for tree in request.message_object_trees for part in iterate_object_tree(tree)}
+        return PushAppMessagesResponse(
+            message_ids=["" if each in taken else each for each in tickets],
+            objects_to_push=sorted(names),
+            session_id=f"session-{len(self.messages)}",
+        )
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:  # noqa: N802
+        self.bad -= 1
+        if self.bad >= 0:
+            return PushObjectResponse(stored=False)
+        self.parts[request.object_id] = request.object_content
+        self.sessions.append(request.session_id)
+        return PushObjectResponse(stored=True)
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "STORE_PAUSES", (0.0,) * 7)
+    monkeypatch.setattr(mailbox, "PAUSES", (0.0,) * 3)
+
+
+def send_letter(storage: Storage, patient: bool) -> list[str]:
+    grid = make_grid(storage)  # type: ignore[arg-type]
+    if patient:
+        grid._retry_invoker = flowers_own()
+        mailbox.outlive_trouble(grid)
+    return mailbox.Mailbox(grid, 100).send("train", [(7, Letter({"round": 0}, b"u" * 10))], "0", 60.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_the_server_hands_a_part_over_again_where_it_was_not_stored() -> None:
+    """A SuperLink whose database is locked answers so, and not with 500. By itself Flower raises an error."""
+    storage = Storage(5)
+    assert send_letter(storage, patient=True) == storage.messages[0]
+    assert len(storage.messages) == 1
+    assert set(storage.sessions) == {"session-1"}
+    assert any(content.endswith(b"u" * 10) for content in storage.parts.values())
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_letter_whose_parts_are_never_stored_is_sent_anew() -> None:
+    """The SuperLink takes no message twice, so the second is a new one. In the end the error is told in one line."""
+    storage = Storage(1)
+    assert send_letter(storage, patient=False) == storage.messages[1] != storage.messages[0]
+    with pytest.raises(LostError, match="did not store"):
+        send_letter(Storage(10**6), patient=False)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_node_hands_a_part_over_again_where_it_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own throws the answer away."""
+    mend_node(monkeypatch)
+    for make, taken in (
+        (fleet_http_connection.make_push_object_fn_protobuf, True),
+        (make_push_object_fn_protobuf, False),
+    ):
+        storage = Storage(3)
+        push = make(storage.PushObject, None, 1, "session")
+        if taken:
+            push("part", b"v")
+            assert storage.parts == {"part": b"v"}
+        else:
+            with pytest.raises(ObjectPushError):
+                push("part", b"v")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 PATIENCE = 120.0
 """Seconds for which a call is made again while a SuperLink answers that it has trouble of its own."""
 QUIET = 60.0
 """Seconds without such an answer after which the trouble is over, and the next one is new."""
+STORE_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 4.0, 4.0)
+"""Seconds before a part of a message is handed over again."""
 
 
 def is_break(error: Exception) -> bool:
@@ -54,3 +57,20 @@ class Patience:
     def soften(self, rule: Callable[[Exception], bool]) -> Callable[[Exception], bool]:
         """A rule for giving up that does so later."""
         return lambda error: not self.bears(error) and rule(error)
+
+
+def store_patiently(store: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Hand a part of a message over again where the SuperLink answers that it did not store it.
+
+    It answers so, and not with an error, where its database was locked just then.
+    """
+
+    def store_part(request: Any) -> Any:
+        for pause in STORE_PAUSES:
+            answer = store(request)
+            if answer.stored:
+                return answer
+            time.sleep(pause)
+        return store(request)
+
+    return store_part

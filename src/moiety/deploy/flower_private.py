@@ -195,6 +195,7 @@ PARTS = {
     "time": (_NODE, "time"),
     "make invoker": (_LINE, "make_simple_http_retry_invoker"),
     "make sender": (_LINE, "HeartbeatSender"),
+    "make store": (_LINE, "make_push_object_fn_protobuf"),
     "acquire": ("flwr.supernode.servicer.runtime.runtime_handlers", "acquire_task"),
 }
 """The parts of a SuperNode that can be changed: modules, and names in them."""
@@ -257,7 +258,7 @@ class NodeMessages:
             self.state.finish_task(task.task_id, sub_status=SubStatus.FAILED, details=why)
 
 
-# Answers that wait in the SuperLink.
+# Letters to the SuperLink, and answers that wait there.
 
 
 class Head(NamedTuple):
@@ -286,6 +287,24 @@ def find_http_client(grid: Any) -> httpx.Client:
 def find_invoker(grid: Any) -> Any:
     """What calls the SuperLink again after an error, for all calls of the server's process: signs of life, too."""
     return grid._retry_invoker
+
+
+def change_store(grid: Any, change: Callable[[Any], Any]) -> None:
+    """Let the server's process hand parts of messages over by another way than Flower's."""
+    line = grid._runtime_client
+    line.PushObject = change(line.PushObject)
+
+
+def push_letters(grid: Grid, messages: Sequence[Message]) -> list[str]:
+    """Hand messages over; a ticket for the answer to each."""
+    if not has_parts(grid):
+        return list(grid.push_messages(messages))
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+
+    try:
+        return list(grid.push_messages(messages))
+    except ObjectPushError as error:
+        raise LostError(f"the SuperLink did not store the message: {error}") from error
 
 
 def pull_heads(grid: Any, tickets: set[str]) -> Iterator[Head]:

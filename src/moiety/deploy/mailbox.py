@@ -12,9 +12,16 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from moiety.deploy.answers import Late, pull_answers
-from moiety.deploy.calls import Patience, is_trouble
-from moiety.deploy.flower_private import change_rule, find_invoker, has_parts, shorten_pauses
-from moiety.deploy.letters import LONGEST_HEAD, Letter, read_message, write_record
+from moiety.deploy.calls import Patience, is_trouble, store_patiently
+from moiety.deploy.flower_private import (
+    change_rule,
+    change_store,
+    find_invoker,
+    has_parts,
+    push_letters,
+    shorten_pauses,
+)
+from moiety.deploy.letters import LONGEST_HEAD, Letter, LostError, read_message, write_record
 from moiety.errors import MoietyError, must, tell_error
 
 TYPES = {
@@ -44,6 +51,7 @@ def outlive_trouble(grid: Grid) -> None:
     """
     if has_parts(grid):
         change_rule(shorten_pauses(find_invoker(grid)), Patience().soften)
+        change_store(grid, store_patiently)
 
 
 class Mailbox:
@@ -63,8 +71,8 @@ class Mailbox:
         for pause in PAUSES:
             try:
                 return function()
-            except httpx.HTTPStatusError as error:
-                if not is_trouble(error):
+            except (httpx.HTTPStatusError, LostError) as error:
+                if not (is_trouble(error) or isinstance(error, LostError)):
                     raise
                 log.warning("the SuperLink could not answer, asked again in %g s: %s", pause, error)
             time.sleep(pause)
@@ -72,13 +80,17 @@ class Mailbox:
 
     def send(self, kind: str, letters: Sequence[tuple[int, Letter]], group: str, ttl: float) -> list[str]:
         """Send a letter to each of the nodes; a ticket for each answer."""
-        messages = [
-            Message(write_record(letter), dst_node_id=node, message_type=TYPES[kind], ttl=ttl, group_id=group)
-            for node, letter in letters
-        ]
-        tickets = list(self._call(lambda: self.grid.push_messages(messages))) if messages else []
+
+        def push() -> list[str]:  # each try has messages of its own: the SuperLink takes none twice
+            messages = [
+                Message(write_record(letter), dst_node_id=node, message_type=TYPES[kind], ttl=ttl, group_id=group)
+                for node, letter in letters
+            ]
+            return push_letters(self.grid, messages)
+
+        tickets = list(self._call(push)) if letters else []
         size = max((len(letter.body) for _, letter in letters), default=0)
-        must(len(tickets) == len(messages), "message", "one that the SuperLink takes", f"one of {size} bytes")
+        must(len(tickets) == len(letters), "message", "one that the SuperLink takes", f"one of {size} bytes")
         return tickets
 
     def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Letter | MoietyError]]:

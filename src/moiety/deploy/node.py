@@ -19,7 +19,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from moiety.deploy.app import show_log
-from moiety.deploy.calls import Patience, is_break
+from moiety.deploy.calls import Patience, is_break, store_patiently
 from moiety.deploy.flower_private import (
     NodeMessages,
     Rule,
@@ -59,6 +59,7 @@ def try_again_after_breaks() -> None:
         return lambda: change_rule(change_rule(shorten_pauses(make()), spare_breaks), Patience().soften)
 
     change_part("make invoker", change)
+    change_part("make store", lambda make: lambda store, *rest, **more: make(store_patiently(store), *rest, **more))
 
 
 class Pace:
