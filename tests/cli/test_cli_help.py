@@ -21,8 +21,13 @@ NOT_FOR_HELP = (
     "dataclasses",
     "pkgutil",
     "asyncio",
+    "shlex",
     "moiety.run",
     "moiety.data",
+    "moiety.cli.data_commands",
+    "moiety.cli.deploy",
+    "moiety.cli.log",
+    "moiety.cli.request",
 )
 NOT_FOR_A_ROUND = (
     *("sklearn", "scipy", "pandas", "narwhals", "pyarrow.compute", "pooch", "requests", "PIL"),
@@ -143,6 +148,7 @@ def test_entry_point_gives_exit_codes(tmp_path: Path):
         ("moiety run own", ["own.toml"]),
         ("moiety run x.toml --set algorithm.name=fedal", ["algorithm.name=fedalt"]),
         ("moiety list alg", ["algorithms"]),
+        ("moiety deploy ex", ["export"]),
     ],
 )
 def test_the_shell_completes_names_without_torch(tmp_path, words, completions):

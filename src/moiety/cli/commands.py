@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from moiety import __version__
-from moiety.cli import data_commands, deploy
+from moiety.cli import Interrupted
 from moiety.cli.completion import complete_kind, complete_set, complete_target
+from moiety.cli.lazy import GROUPS, LazyGroup
 from moiety.cli.listing import KINDS
-from moiety.cli.log import show_log
-from moiety.cli.request import Interrupted, Request, read_seeds
 from moiety.errors import must
 
 app = typer.Typer(
@@ -144,6 +143,9 @@ def run(
 
     Exit codes: 0 on success, 2 with one line if the input is wrong, 130 if interrupted.
     """
+    from moiety.cli.log import show_log
+    from moiety.cli.request import Request, read_seeds
+
     must(out != "", "out", "a folder", "nothing")
     each = read_seeds("seed", seed)
     request = Request(
@@ -393,5 +395,5 @@ def verify(
         raise typer.Exit(2)
 
 
-app.add_typer(data_commands.data, name="data", context_settings=_HELP, help=data_commands.ABOUT)
-app.add_typer(deploy.deploy, name="deploy", context_settings=_HELP, help=deploy.ABOUT)
+for name, (_, about) in GROUPS.items():
+    app.add_typer(typer.Typer(cls=LazyGroup), name=name, context_settings=_HELP, help=about)

@@ -9,7 +9,6 @@ import typer
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 data = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-ABOUT = "Data sets by name: list them, fetch them, check their files."
 
 
 @data.command("list", context_settings=_HELP)

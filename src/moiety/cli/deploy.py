@@ -13,7 +13,6 @@ from moiety.errors import must
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 deploy = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-ABOUT = "Train on real devices through Flower."
 _ADDRESS = typer.Option(
     "--address", metavar="HOST", help="Host name or IP address under which nodes reach the server. Repeatable."
 )

@@ -1,4 +1,4 @@
-"""What ``moiety run`` is asked for, and how it is told that the user stopped it."""
+"""What ``moiety run`` is asked for, and what it says when the user stopped it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from moiety.errors import SEED, must, whole
-
-
-class Interrupted(Exception):  # noqa: N818 - to stop is no error
-    """The user stopped the work; the message says how to go on."""
 
 
 class Request(NamedTuple):
