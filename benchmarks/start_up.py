@@ -49,7 +49,8 @@ def time_start(command: list[str], environ: dict[str, str], *, trains: bool) -> 
     """Seconds until a command ends, or its first round does if it ``trains``, by the clock and of the processor."""
     leader, follower = pty.openpty()
     began, used = time.perf_counter(), _cpu_of_children()
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=os.environ | environ)
+    environ = os.environ | {"PYTHONDONTWRITEBYTECODE": ""} | environ  # users' Python keeps what it compiled
+    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environ)
     os.close(follower)
     seen = b""
     while not (trains and FIRST.search(seen)):
