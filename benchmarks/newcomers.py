@@ -69,9 +69,12 @@ def compare(run: mo.Run, guests: list[Guest], inputs: tuple[str, ...]) -> dict[s
 
 
 def measure_people(
-    name: str, options: dict[str, Any], own: int, train: int, held_out: float, seed: int
+    name: str, options: dict[str, Any], own: int, train: int, held_out: float, seed: int, *, clip: float | None = None
 ) -> dict[str, Any]:
-    """People of a data set: some are held out, the others have ``train`` rows each, newcomers ``own``."""
+    """People of a data set: some are held out, the others have ``train`` rows each, newcomers ``own``.
+
+    Inputs are standardised over the training rows of the others, and with ``clip`` held between -clip and clip.
+    """
     fed = mo.data.load(name, test=0.0, **options)
     rng = np.random.default_rng([seed, 6])
     order = rng.permutation(len(fed))
@@ -86,6 +89,8 @@ def measure_people(
     mean, spread = seen.mean(0), seen.std(0) + 1e-3
     for p in people:
         p["x"] = ((p["x"] - mean) / spread).astype(np.float32)
+        if clip is not None:
+            p["x"] = p["x"].clip(-clip, clip)
     data = mo.data.from_clients({f"p{i}": {k: v[:train] for k, v in p.items()} for i, p in enumerate(known)}, test=0.0)
     classes = int(max(p["y"].max() for p in people)) + 1
     model = mo.models.mlp(seen.shape[1], classes, hidden=(16,), seed=seed)
@@ -138,6 +143,7 @@ POPULATIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "logistic": measure_logistic,
     "uci_har": lambda seed: measure_people("uci_har", {"features": "statistics"}, 5, 5, 0.2, seed),
     "audiomnist": lambda seed: measure_people("audiomnist", {}, 20, 40, 0.2, seed),
+    "audiomnist_clipped": lambda seed: measure_people("audiomnist", {}, 20, 40, 0.2, seed, clip=5.0),
 }
 
 
@@ -158,6 +164,7 @@ def main() -> None:
     """Measure and print. What the file holds already is not computed again."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--populations", default=",".join(POPULATIONS))
     parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
@@ -167,7 +174,7 @@ def main() -> None:
         rows = json.loads(given.out.read_text())
     known = {(row["population"], row["seed"]) for row in rows}
     for name in given.populations.split(","):
-        for seed in range(given.seeds):
+        for seed in range(given.first, given.first + given.seeds):
             if (name, seed) in known:
                 continue
             rows.append({"population": name, "seed": seed, **POPULATIONS[name](seed)})

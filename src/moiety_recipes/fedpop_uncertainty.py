@@ -254,7 +254,7 @@ NOTES = (
     "Below scale paper pictures are averaged to 8 x 8 (CIFAR-10) or 14 x 14 pixels (MNIST), clients have 50 of them,"
     " and the network is a perceptron with hidden layers of 64 and 32.",
     "A prediction that is not finite, of a model that diverged, counts as equal probabilities.",
-    "CIFAR-10 against SVHN (Figure S8) is left out: SVHN is not among the sources.",
+    "CIFAR-10 against SVHN (Figure S8) is left out: the file of SVHN was not at hand.",
 )
 
 fedpop_uncertainty = Experiment(

@@ -193,15 +193,18 @@ def note_fairness(results: TaskResults) -> list[str]:
         for setting in results.task.settings
     ]
     counts = sorted({course["never_asked"] for course in results.courses(IID, LOCAL)})
+    never = [
+        f"Of {results.task.clients} clients {' to '.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} were"
+        " never asked. Their Local models are the random first weights, and count in the mean: some of the lead over"
+        " Local is due to that."
+    ]
     return [
         "Figure 1 has one point for each method that sends something. The paper also has Sub-FedAvg at several"
         " sparsities; that is left out, since each takes as many runs again. FedSpa at several sparsities is on the"
         " page of fedspa-sparsity.",
         f"Uploads of Sub-FedAvg hold {', '.join(shares)} of the weights on average, those of FedSpa half: where it is"
         " far above that, the two are not compared at equal density, as they are in the paper.",
-        f"Of {results.task.clients} clients {' to '.join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))} were"
-        " never asked. Their Local models are the random first weights, and count in the mean: some of the lead over"
-        " Local is due to that.",
+        *(never if counts[-1] else []),
     ]
 
 

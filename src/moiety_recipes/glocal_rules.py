@@ -170,7 +170,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             numbers = dict(zip(METHODS.values(), map(str, PAPER[source]), strict=True))
             lines.append({"": source, "rule": "paper", **numbers})
     rates = [
-        {"": source, "rule": RULES[rule], **{label: row["lr"] for label, row in own.items()}}
+        {"": source, "rule": RULES[rule], **{label: f"{row['lr']:g}" for label, row in own.items()}}
         for (source, rule), own in scores.items()
     ]
     notes = [note.format(rates=list_numbers(plan.rates), paper=list_numbers(RATES), seeds=len(seeds)) for note in NOTES]
@@ -183,7 +183,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             Section(title="Test accuracy in per cent", rows=lines),
             show_claims("Does the normalised rule close what is left of Table 1?", levels, text=RULE),
             show_claims("Is Glocal the best of the three?", rest),
-            Section(title="Learning rates", text="Chosen on validation rows.", rows=rates, digits=4),
+            Section(title="Learning rates", text="Chosen on validation rows.", rows=rates),
         ],
         count_verdicts(claims),
         notes,

@@ -91,3 +91,11 @@ def test_the_error_is_linear_in_omega_over_p():
     assert sorted(levels.values()) == list(levels.values())
     slope = np.polyfit(list(levels), list(levels.values()), 1)[0]
     assert slope == pytest.approx(predict_slope(), rel=0.5)
+
+
+def test_the_error_is_linear_in_the_step():
+    """Half the step at x = 7. The ratio of the slopes is 2.2, since tr(H S) is not quite linear where eta H is 0.4."""
+    whole, half = (measure_level(2, B // 4, 120, eta=eta) for eta in (ETA, ETA / 2))
+    ratio = predict_slope(ETA) / predict_slope(ETA / 2)
+    assert ratio == pytest.approx(2.18, abs=0.01)
+    assert whole / half == pytest.approx(ratio, rel=0.5)
