@@ -242,11 +242,56 @@ def test_bins_of_several_seeds_are_pooled():
     ]
 
 
+@pytest.mark.parametrize(
+    ("split", "algorithm", "words"),
+    [
+        ("output_layer", "fedalt", "first values that no client has trained"),
+        ("output_layer", "fedpop", "the centre of the prior"),
+        ("output_layer", "finetune", ""),  # the model that the run began with
+        ("nothing", "ditto", ""),  # a model that all clients trained
+        ("full", "fedalt", ""),
+    ],
+)
+def test_the_page_says_where_the_shared_model_alone_is_no_model_for_all(split, algorithm, words):
+    run = result(algorithm, [client("ann", 1.0, 0.5), client("bob", 0.5, 0.5)])
+    run.config["split"]["name"] = split
+    text = Page(make_page([group("a", run)])).texts["p"]
+    assert ("not one model for all" in text) == bool(words)
+    assert words in text
+
+
+def test_one_model_for_all_has_no_note_on_what_gains_are_over():
+    run = result("fedavg", [client("ann", 1.0, 1.0)], history(0.5, 0.75, shared_metric=None))
+    run.config["split"]["name"] = "nothing"
+    assert "not one model for all" not in make_page([group("a", run)])
+
+
+def test_what_went_wrong_is_not_among_what_is_well():
+    rows = history(0.5, 0.75)
+    rows[1]["dropped"] = ["bob"]
+    clients = [
+        client("ann", 1.0, 0.5, effective_draws=9.0, rhat=1.31),
+        client("bob", 1, 0.5, effective_draws=19.0, rhat=1.0),
+    ]
+    bad = replace(result("fedpop", clients, rows), stopped="no better accuracy")
+    marks = re.findall(r'<li class="not"><b>Attention:</b> ([^<]*)</li>', make_page([group("a", bad)]))
+    assert [words.split(";")[0] for words in marks] == [
+        "1 update was dropped",
+        "The two halves of 1 of 2 chains do not agree (split R-hat above 1.1): do not trust the intervals of these"
+        " clients without more draws.",
+        "fedpop stopped early: no better accuracy.",
+    ]
+    good = make_page([group("a", result("fedalt", [client("ann", 1.0, 0.5)]))])
+    assert "Attention" not in good
+    assert "<li>No update was dropped.</li>" in good
+
+
 def test_epsilon_is_a_cost_and_a_curve_where_the_history_has_it():
     rows = history(0.5, 0.75, epsilon=1.5, delta=1e-5)
     page = Page(make_page([group("x", result("x", [client("a", 1.0, 0.0)], rows))]))
     costs = {row[0]: row[1] for row in next(t for t in page.tables if t[0][0] == "rounds")}
     assert costs["privacy spent, epsilon"] == "1.5"
+    assert "They do not cover personal parts, nor the scores and names on this page." in page.texts["p"]
     assert "epsilon" in [each["key"] for each in page.data["curves"]["measures"]]
 
 

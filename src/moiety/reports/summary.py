@@ -22,7 +22,9 @@ from moiety.reports.words import (
 )
 
 SHOWN = 10
-SHARED_ALONE = "shared alone: the shared model with the first values of the personal part"
+SHARED_ALONE = (
+    "shared alone: the shared model with the first values of the personal part (FedPop: the centre of its prior)"
+)
 
 
 def summarise_end(result: Result) -> str:

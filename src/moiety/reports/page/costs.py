@@ -36,7 +36,12 @@ def write_costs(content: Content) -> str:
         "Bytes are those of all messages. FLOPs are those of all clients' local training, and memory is what one device"
     )
     words += " needs for it: both are computed from the model, not measured."
-    return section("cost", "What it cost", costs, paragraph(words, "note"))
+    notes = [paragraph(words, "note")]
+    if "privacy spent, epsilon" in names:
+        words = "Epsilon and delta limit what the shared model and all broadcasts reveal about any one client: the"
+        words += " smaller, the more private. They do not cover personal parts, nor the scores and names on this page."
+        notes.append(paragraph(words, "note"))
+    return section("cost", "What it cost", costs, *notes)
 
 
 def _list_costs(runs: Sequence[Result]) -> dict[str, str]:
@@ -127,8 +132,7 @@ def write_configuration(content: Content) -> str:
     rows = [[name, value] for each in versions.values() for name, value in each.items()]
     parts += [table("Versions", ["", ""], rows, texts=2)] if rows else []
     if content.scores:
-        items = "".join(f"<li>{escape(item)}</li>" for item in list_checks(results))
-        parts.append(f'<h3>Checks passed</h3><ul class="checks">{items}</ul>')
+        parts.append(f'<h3>Checks</h3><ul class="checks">{"".join(map(_write_check, list_checks(results)))}</ul>')
     return section("setup", "How it was set up", *parts)
 
 
@@ -136,26 +140,42 @@ def _get_first(results: Mapping[int, Result]) -> Result:
     return next(iter(results.values()))
 
 
-def list_checks(results: Sequence[Result]) -> list[str]:
-    """What was checked on the way to this page, and held."""
+def _write_check(check: tuple[bool, str]) -> str:
+    """A check with its mark; a reader who does not see the mark hears the word."""
+    held, words = check
+    return f"<li>{escape(words)}</li>" if held else f'<li class="not"><b>Attention:</b> {escape(words)}</li>'
+
+
+def list_checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
+    """What was checked on the way to this page: whether all is well, and what was seen."""
     drops = sum(len(result.dropped) for result in results)
     updates = sum(int(result.ledger.get("client_updates", 0)) for result in results)
-    checks = [
-        f"All {updates:,} uploads had the declared layout: a guard compared each; {drops or 'none'} dropped.",
-    ]
+    checks = [(True, f"All {updates:,} uploads had the declared layout: a guard compared each.")]
+    if drops:
+        verb = "was" if drops == 1 else "were"
+        checks.append((False, f"{format_count(drops, 'update')} {verb} dropped; the history names the clients."))
+    else:
+        checks.append((True, "No update was dropped."))
     if all(result.config.get("run", {}).get("on_divergence", "stop") == "stop" for result in results):
-        checks.append("The server's parameters were finite after every round, and no training loss ran away.")
+        checks.append((True, "The server's parameters were finite after every round, and no training loss ran away."))
     if all(_is_whole(result) for result in results):
-        checks.append("Every evaluation is in the history, up to the last round.")
+        checks.append((True, "Every evaluation is in the history, up to the last round."))
     if any(result.checked for result in results):
-        checks.append(
-            "Configuration, history, rows of clients and ledger are as they were written, by their checksums."
-        )
+        words = "Configuration, history, rows of clients and ledger are as they were written, by their checksums."
+        checks.append((True, words))
     if len(results) > 1:
-        checks.append("All runs have the same data, clients, metric and evaluated rows.")
+        checks.append((True, "All runs have the same data, clients, metric and evaluated rows."))
+    chains = [row for result in results for row in result.clients if is_drawn(row)]
+    far = sum(float(row["rhat"]) > AGREE for row in chains)
+    if far:
+        words = (
+            f"The two halves of {far} of {format_count(len(chains), 'chain')} do not agree (split R-hat above {AGREE}):"
+        )
+        checks.append((False, f"{words} do not trust the intervals of these clients without more draws."))
     stops = [result for result in results if result.stopped]
-    checks += [f"{make_printable(run.name)} stopped early: {make_printable(run.stopped)}." for run in stops]
-    return checks
+    return checks + [
+        (False, f"{make_printable(run.name)} stopped early: {make_printable(run.stopped)}.") for run in stops
+    ]
 
 
 def _is_whole(result: Result) -> bool:

@@ -18,12 +18,14 @@ from moiety.reports.words import format_gain, format_metric, is_percentage, list
 QUANTILE_HEADS = ("lowest", "10%", "25%", "median", "75%", "90%", "highest")
 NAMED = 8
 """How many of those who lost most are named."""
+WHOLE = ("nothing", "full")
+"""Splits with which the shared model alone is a whole model that all clients have trained."""
 
 
 def write_sections(content: Content) -> str:
     """All sections, in the order of the page."""
     header = f'<header class="top"><p class="kicker">{escape(_write_subject(content))}</p>'
-    header += f"<h1>{escape(headline(content))}</h1>{write_cards(content)}</header>"
+    header += f"<h1>{escape(headline(content))}</h1>{_say_what_gains_are_over(content)}{write_cards(content)}</header>"
     parts = [header, _write_runs(content), _write_curves(content)]
     if content.scores:
         parts += [_write_choices(content), _write_helped(content), _write_clients(content), _write_spread(content)]
@@ -37,6 +39,21 @@ def _write_subject(content: Content) -> str:
     names = list_names([group.name for group in content.groups], 3)
     part = f", {first.last['part']} rows" if first.history else ""
     return f"{names} · {first.part_name('data')}{part}"
+
+
+def _say_what_gains_are_over(content: Content) -> str:
+    """Where the shared model alone is no model for all, the headline must not read as if it were one."""
+    first = content.first
+    is_whole = first.part_name("algorithm") == "finetune" or first.part_name("split") in WHOLE
+    if not content.views or len(content.groups) > 1 or is_whole:
+        return ""
+    stand_in = "the centre of the prior"
+    if first.part_name("algorithm") != "fedpop":
+        stand_in = "first values that no client has trained"
+    words = f"The shared model alone is not one model for all: in place of a client's personal part it has {stand_in}."
+    words += " To see what personal parts gain over one model for all, train one with fedavg on the same data, and"
+    words += " report both runs together: moiety report FEDAVG_RUN THIS_RUN."
+    return paragraph(words, "note")
 
 
 def show_interval(span: Interval | None, metric: str, *, gain: bool = False) -> str:
@@ -227,11 +244,11 @@ def _explain(content: Content) -> str:
             f"Beyond noise: the 95% interval of a client's gain lies wholly on one side of zero. Intervals are {how}."
         )
         words += (
-            " With seven test rows one answer is 14 points, and a difference of fewer than six answers does not count."
+            " With seven test rows, one answer is 14 points; a difference of fewer than six answers is within noise."
         )
     else:
         words = "Beyond noise: the 95% interval of a client's gain over seeds lies wholly on one side of zero."
-    words += " At most one unlucky client in forty is called hurt, or helped, by chance."
+    words += " By chance alone, at most one client in forty is called hurt, and one in forty helped."
     return paragraph(f"{words} {SHARED_ALONE[0].upper()}{SHARED_ALONE[1:]}.", "note")
 
 
