@@ -15,6 +15,7 @@ import pytest
 from report_rows import client, group, history, result
 
 from moiety.errors import MoietyError
+from moiety.reports.groups import Group
 from moiety.reports.page import make_page, write_report
 from moiety.reports.page.content import choose_clients, gather
 
@@ -135,11 +136,52 @@ def test_several_runs_have_paired_differences_over_seeds():
         (0.13333, -0.010089, 0.27676, 3), rel=1e-4
     )
     assert page.table("verdict")[1] == ["fedalt against fedavg", "3", "+13.3 [-1.0, +27.7]", "not decided"]
+    assert len(page.data["pairs"]) == 1
     assert "decides nothing" in page.texts["h1"]
     band = page.data["curves"]["groups"][0]["columns"]["metric"]
     assert band == [[0.6, 0.5, 0.7]]
     differ = next(table for table in page.tables if table[0] == ["setting", "fedavg", "fedalt"] and len(table) < 4)
     assert differ[1:] == [["algorithm.name", "fedavg", "fedalt"]]
+
+
+def test_differences_between_runs_are_not_drawn_with_gains_over_a_shared_model_alone():
+    def runs(name, own, shared):
+        clients = [client("a", own, shared), client("b", own, shared)]
+        return group(name, *(result(name, clients, seed=s) for s in range(3)))
+
+    page = Page(make_page([runs("one", 0.5, 0.5), runs("two", 0.6, 0.0)]))
+    assert [pair["label"] for pair in page.data["pairs"]] == ["two against one"]
+    assert [view["label"] for view in page.data["views"]] == ["two against one", "two: personal against shared alone"]
+    page = Page(
+        make_page(
+            [group("x", result("x", [client("a", 1.0, 0.0)])), Group("y", {7: result("y", [client("a", 0.5, 0.0)])})]
+        )
+    )
+    assert page.data["pairs"] == []
+    assert "These runs share no seed" in page.texts["p"]
+
+
+def test_what_is_measured_of_the_engine_is_no_difference_between_runs():
+    runs = [result(name, [client("a", 1.0, 0.5)]) for name in ("x", "y")]
+    for seconds, run in enumerate(runs):
+        run.config["run"]["engine_reason"] = f"expected for a round: {seconds} ms"
+    page = Page(make_page([group(run.name, run) for run in runs]))
+    assert page.table("setting")[1:] == [["algorithm.name", "x", "y"]]
+
+
+def test_the_page_says_where_intervals_are_from():
+    ends = {"gain_low": 0.1, "gain_high": 0.9}
+    rows = [client("a", 0.5, 1.0, **ends), client("b", 0.25, 1.0, **ends)]
+    one = result("x", rows, history(1.5, 1.0, name="mse"))
+    assert "the differences between two models on its test rows" in Page(make_page([group("x", one)])).texts["p"]
+    seeds = [result("x", [client("a", 0.5, 1.0)], history(1.5, 1.0, name="mse"), s) for s in range(3)]
+    assert "the 95% interval of a client's gain, over seeds," in Page(make_page([group("x", *seeds)])).texts["p"]
+
+
+def test_thousands_have_commas():
+    page = Page(make_page([group("x", result("x", [client(f"c{k}", 0.5, 0.4) for k in range(1200)]))]))
+    assert "over 1,200 clients" in page.texts["h1"]
+    assert page.table("helped beyond noise")[1][1] == "1,200"
 
 
 def test_no_interval_of_a_share_leaves_what_is_possible():
@@ -192,7 +234,7 @@ def test_the_size_of_the_page_is_bounded_whatever_the_number_of_clients():
     page = Page(text)
     assert len(page.data["clients"]["names"]) == 10_000
     assert page.data["clients"]["of"] == 30_000
-    assert page.table("helped beyond noise")[1][1] == "30000"
+    assert page.table("helped beyond noise")[1][1] == "30,000"
     assert "Shown are 10,000 of 30,000 clients" in page.texts["p"]
 
 

@@ -66,10 +66,10 @@ def make_printable(name: str) -> str:
 def format_count(number: int, noun: str) -> str:
     """A number of things.
 
-    >>> format_count(1, "client"), format_count(3, "client")
-    ('1 client', '3 clients')
+    >>> format_count(1, "client"), format_count(10_000, "client")
+    ('1 client', '10,000 clients')
     """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_amount(number: float, unit: str) -> str:

@@ -71,7 +71,7 @@ function fillTable() {
   const heads = columns.map((column, at) => {
     const sorted = column.key === TABLE.sort ? (TABLE.down ? "descending" : "ascending") : "none";
     const kind = `${at && !column.text ? "number" : ""}${column.wide ? " wide" : ""}`;
-    const button = make("button", { type: "button", "data-key": column.key, onclick: () => sortBy(column.key) }, cut(column.head, 32));
+    const button = make("button", { type: "button", "data-key": column.key, onclick: () => sortBy(column.key) }, cut(column.head, 32).replace(/[.=]/g, "$&\u200b"));
     return make("th", { scope: "col", class: kind, "aria-sort": sorted }, button);
   });
   const body = shown.map((i) => clientRow(i, columns));

@@ -18,6 +18,8 @@ from moiety.reports.words import format_amount, format_count, list_names, make_p
 
 LONG = 300
 """The most characters of a value of the configuration."""
+TIMED = "run.engine_reason"
+"""What is in the configuration, but is measured, so that it differs between equal runs."""
 
 
 def write_costs(content: Content) -> str:
@@ -121,7 +123,8 @@ def write_configuration(content: Content) -> str:
     first = next(iter(configs.values()))
     parts = []
     if len(configs) > 1:
-        rows = [[key, *(config.get(key, "-") for config in configs.values())] for key in keys if key not in same]
+        differ = [key for key in keys if key not in (*same, TIMED)]
+        rows = [[key, *(config.get(key, "-") for config in configs.values())] for key in differ]
         parts.append(table("What differs", ["setting", *configs], rows, texts=len(configs) + 1))
     common = table(
         "Configuration" if len(configs) == 1 else "The same in all", ["", ""], [[k, first[k]] for k in same], texts=2

@@ -94,11 +94,14 @@ def spread_rows(content: Content) -> list[dict[str, Any]]:
 
 
 def pair_rows(content: Content) -> list[dict[str, Any]]:
-    """The mean gain of each comparison, with its interval over seeds."""
+    """The mean gain of each comparison of two runs, with its interval over seeds.
+
+    Gains over a shared model alone are not among them: where that is no model for all, they would dwarf the others.
+    """
     rows = []
     for view in content.drawn_views:
         span = view.over_seeds
-        if span is not None:
+        if span is not None and view.old == content.groups[0].name:
             rows.append({"label": view.label, "mean": span.mean, "low": span.low, "high": span.high, "n": span.seeds})
     return rows
 

@@ -82,13 +82,18 @@ def table(
     lines = []
     for row in rows:
         cells = [
-            f'<th scope="row">{escape(cell)}</th>' if at == 0 else f"<td{_align(at in numbers)}>{escape(cell)}</td>"
+            f'<th scope="row">{escape(cell)}</th>' if at == 0 else f"<td{_align(at in numbers)}>{_show(cell)}</td>"
             for at, cell in enumerate(row)
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head = f"<thead><tr>{top}</tr></thead>" if any(heads) else ""
     inner = f"<caption>{escape(caption)}</caption>{head}<tbody>{''.join(lines)}</tbody>"
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>{inner}</table></div>'
+
+
+def _show(cell: object) -> str:
+    """A cell; thousands have commas."""
+    return escape(f"{cell:,}" if isinstance(cell, int) else cell)
 
 
 def _align(is_number: bool) -> str:

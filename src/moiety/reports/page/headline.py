@@ -57,7 +57,7 @@ def _describe_verdicts(helped: int, hurt: int) -> str:
     if helped == hurt == 0:
         return "No single client gains or loses beyond the noise of its test rows."
     gain = f"{_count_clients(helped)} {'gains' if helped == 1 else 'gain'} beyond noise"
-    lose = "none loses" if hurt == 0 else f"{hurt} {'loses' if hurt == 1 else 'lose'}"
+    lose = "none loses" if hurt == 0 else f"{hurt:,} {'loses' if hurt == 1 else 'lose'}"
     return f"{gain}, {lose}."
 
 
@@ -148,19 +148,25 @@ def write_cards(content: Content) -> str:
         view = content.views[0]
         words = f"of {_count_clients(int((view.gains == view.gains).sum()))} beyond noise"
         words += f", {view.label}" if several else ""
-        cards.append((f"{view.count(HELPED)} / {view.count(HURT)}", "helped / hurt", words))
+        cards.append((f"{view.count(HELPED):,} / {view.count(HURT):,}", "helped / hurt", words))
     traffic = mean([float(run.ledger["down_payload"] + run.ledger["up_payload"]) for run in runs])
     cards.append(
         (format_amount(traffic, "B"), "sent in all", make_printable(content.groups[0].name) if several else "")
     )
     inner = "".join(
-        f"<div><dt>{escape(what)}{_add_note(note)}</dt><dd>{escape(number)}</dd></div>" for number, what, note in cards
+        f"<div><dt>{_let_break(what)}{_add_note(note)}</dt><dd>{escape(number)}</dd></div>"
+        for number, what, note in cards
     )
     return f'<dl class="cards">{inner}</dl>'
 
 
 def _add_note(note: str) -> str:
-    return f"<small>{escape(note)}</small>" if note else ""
+    return f"<small>{_let_break(note)}</small>" if note else ""
+
+
+def _let_break(text: str) -> str:
+    """A text that may go on in a new line after an equals sign: names of a sweep's runs are long words."""
+    return escape(text).replace("=", "=&#8203;")
 
 
 def _spread(span: Interval, metric: str, rows: str) -> str:

@@ -22,6 +22,9 @@ WHOLE = ("nothing", "full")
 """Splits with which the shared model alone is a whole model that all clients have trained."""
 
 
+NO_SEED = "These runs share no seed, so no differences are paired."
+
+
 def write_sections(content: Content) -> str:
     """All sections, in the order of the page."""
     header = f'<header class="top"><p class="kicker">{escape(_write_subject(content))}</p>'
@@ -94,14 +97,15 @@ def _write_runs(content: Content) -> str:
         rows,
         last_texts=2,
     )
+    rows_of_pairs = pair_rows(content)
     pairs = table(
         f"Paired differences in {unit(metric)}, seed by seed; + is better",
         ["comparison", "seeds", "mean gain", "verdict"],
-        [[row["label"], row["n"], _show_pair(row, metric), judge_pair(row)] for row in pair_rows(content)],
+        [[row["label"], row["n"], _show_pair(row, metric), judge_pair(row)] for row in rows_of_pairs],
     )
     caption = "Mean gain of each comparison with its 95% interval over seeds. Right of zero is better; an interval that"
     caption += " holds zero decides nothing, and one seed has no interval."
-    plot = figure("pairs", "Paired differences between runs", caption, pairs)
+    plot = figure("pairs", "Paired differences between runs", caption, pairs) if rows_of_pairs else paragraph(NO_SEED)
     few = len(content.groups) > GROUPS
     note = paragraph(f"Figures show the first {GROUPS} of {len(content.groups)} groups of runs.", "note") if few else ""
     return section("runs", "Runs side by side", side, plot, note)
@@ -232,7 +236,8 @@ def _name_hurt(content: Content) -> list[str]:
 
 def _explain(content: Content) -> str:
     """What noise means here."""
-    exact = any(end in row for row in content.first.clients[:1] for end in ENDS)
+    alone = len(content.groups) == len(content.groups[0].results) == 1  # else intervals are not those of the rows
+    exact = alone and any(end in row for row in content.first.clients[:1] for end in ENDS)
     if all(UNKNOWN in view.verdicts and view.low is None for view in content.views):
         words = f"Whether a gain is more than noise is not known here: {content.metric} needs every test row of a"
         words += " client, as run.report() has them, or at least three seeds."
@@ -247,7 +252,8 @@ def _explain(content: Content) -> str:
             " With seven test rows, one answer is 14 points; a difference of fewer than six answers is within noise."
         )
     else:
-        words = "Beyond noise: the 95% interval of a client's gain over seeds lies wholly on one side of zero."
+        how = "computed from the differences between two models on its test rows" if exact else "over seeds"
+        words = f"Beyond noise: the 95% interval of a client's gain, {how}, lies wholly on one side of zero."
     words += " By chance alone, at most one client in forty is called hurt, and one in forty helped."
     return paragraph(f"{words} {SHARED_ALONE[0].upper()}{SHARED_ALONE[1:]}.", "note")
 
