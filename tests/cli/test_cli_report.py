@@ -155,3 +155,28 @@ def test_a_run_in_memory_and_its_folder_report_the_same_calibration_and_draws(ca
     assert sum(each["n"] for each in bins) == together["n"]
     right = sum(each["n"] * each["accuracy"] for each in bins) / together["n"]
     assert right == pytest.approx(together["accuracy"], rel=1e-4)
+
+
+def test_a_run_in_memory_is_compared_with_another(tmp_path):
+    fed = mo.data.load("digits", clients=3, partition=mo.data.iid(), seed=0)
+    model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
+    one = mo.fit(model, fed, mo.fedavg(shared=0.1), rounds=1, engine="sequential")
+    split = mo.split.output_layer(model)
+    fedalt = mo.fedalt(shared=0.1, personal=0.1)
+    run = mo.fit(model, fed, fedalt, split=split, rounds=1, engine="sequential")
+    data = read_data(run.report(tmp_path / "report.html", against=one))
+    (pair,) = data["pairs"]
+    assert pair["label"] == "fedalt against fedavg"
+    assert pair["mean"] == pytest.approx(run.history[-1]["metric"] - one.history[-1]["metric"], rel=1e-4)
+    gains = [own["metric"] - old["metric"] for own, old in zip(run.clients, one.clients, strict=True)]
+    assert data["views"][0]["gain"] == pytest.approx(gains, abs=1e-4)
+    again = mo.fit(model, fed, fedalt, split=split, rounds=1, engine="sequential")
+    page = again.report(tmp_path / "report.html", against=run)
+    assert read_data(page)["pairs"][0]["label"] == "fedalt 2 against fedalt 1"
+    other = mo.data.load("digits", clients=4, partition=mo.data.iid(), seed=0)
+    odd = mo.fit(model, other, mo.fedavg(shared=0.1), rounds=1, engine="sequential")
+    before = page.read_bytes()
+    for wrong, words in ((odd, "must be the same in all runs"), ("runs/one", "must be a run")):
+        with pytest.raises(mo.MoietyError, match=words):
+            run.report(page, against=wrong)
+    assert page.read_bytes() == before

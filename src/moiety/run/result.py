@@ -128,17 +128,27 @@ class Run(Serving):
         must(bool(self.clients), "run", "one whose clients tell their scores", "none")
         return summarise_end(self.result())
 
-    def report(self, path: str | os.PathLike[str]) -> Path:
+    def report(self, path: str | os.PathLike[str], *, against: Run | None = None) -> Path:
         """Write the run as one HTML page that opens from disk (docs/report.md), for a browser; gives its path.
 
         It shows curves, every client and who is hurt beyond noise, costs, and, with a posterior, calibration.
 
         Args:
             path: the file, as in ``report.html``; one that is there is written over.
+            against: a run on the same data to compare this one with, client by client: one model for all, say.
         """
-        must(bool(self.history and self.clients), "run", "one that has ended", "one without results")
-        result, seed = examine(self), int(self.config["run"].get("seed", 0))
-        return write_report([Group(result.name, {seed: result})], path)
+        if against is not None:
+            kind("against", against, Run, "a run, as mo.fit gives it")
+        runs = [self] if against is None else [against, self]
+        for run in runs:
+            must(bool(run.history and run.clients), "run", "one that has ended", "one without results")
+        results = [examine(run) for run in runs]
+        names = [result.name for result in results]
+        if len(set(names)) < len(names):
+            names = [f"{name} {at}" for at, name in enumerate(names, 1)]
+        seeds = [int(run.config["run"].get("seed", 0)) for run in runs]
+        groups = [Group(name, {seed: one}) for name, seed, one in zip(names, seeds, results, strict=True)]
+        return write_report(groups, path)
 
     def plot(self) -> Figure:
         """Curves over rounds: losses, and the metric of the personal models. It needs the extra ``report``.

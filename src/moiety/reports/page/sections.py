@@ -55,7 +55,7 @@ def _say_what_gains_are_over(content: Content) -> str:
         stand_in = "first values that no client has trained"
     words = f"The shared model alone is not one model for all: in place of a client's personal part it has {stand_in}."
     words += " To see what personal parts gain over one model for all, train one with fedavg on the same data, and"
-    words += " report both runs together: moiety report FEDAVG_RUN THIS_RUN."
+    words += " report both: run.report(path, against=fedavg_run), or moiety report FEDAVG_FOLDER THIS_FOLDER."
     return paragraph(words, "note")
 
 
