@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from browser import CHROMIUM, DRIVER, Browser, open_browser
-from pages import HOSTILE, one_run, posterior, several_runs
+from pages import HOSTILE, make_group, one_run, posterior, several_runs
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -15,6 +15,7 @@ from selenium.webdriver.support.ui import Select
 from waiting import wait_until
 
 import moiety as mo
+from moiety.reports.page import write_report
 
 if not (CHROMIUM and DRIVER):
     pytest.skip("no Chromium with its driver here: apt-get install chromium chromium-driver", allow_module_level=True)
@@ -116,6 +117,21 @@ def test_the_table_sorts_searches_filters_and_turns_pages(browser, pages):
     assert "page 2 of 3" in find(browser, "#client-count").text
     assert not set(before) & set(list_names(browser))
     assert browser.messages() == []
+
+
+def test_long_names_of_runs_push_no_column_off_a_tablet(browser, tmp_path):
+    groups = [make_group(f"algorithm.personal={rate}", 20, lift, 3) for rate, lift in (("0.05", 0), ("0.125", 0.1))]
+    page = write_report(groups, tmp_path / "sweep.html")
+    browser.prefer("light")
+    browser.size(*SIZES["tablet"])
+    browser.open(page)
+    wide = "const e = document.querySelector('#client-table .scroll'); return e.scrollWidth - e.clientWidth"
+    assert browser.run(wide) <= 0
+    heads = browser.run("return [...document.querySelectorAll('#client-table thead button')].map((e) => e.textContent)")
+    assert [head.replace("\u200b", "") for head in heads[3:5]] == [
+        "algorithm.personal=0.125",
+        "algorithm.personal=0.05",
+    ]
 
 
 def test_points_name_their_client_and_are_selected_by_mouse_and_keyboard(browser, pages):

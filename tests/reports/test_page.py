@@ -161,6 +161,22 @@ def test_differences_between_runs_are_not_drawn_with_gains_over_a_shared_model_a
     assert "These runs share no seed" in page.texts["p"]
 
 
+def test_the_headline_of_two_runs_with_one_seed_says_what_one_seed_can():
+    def run(name, *metrics):
+        clients = [client(f"c{k}", metric, metric) for k, metric in enumerate(metrics)]
+        return group(name, result(name, clients))
+
+    text = Page(make_page([run("one", 0.0, 0.5), run("two", 1.0, 0.6)])).texts["h1"]
+    assert text == (  # (1 + 0.6 - 0 - 0.5) / 2
+        "two is 55.0 points better than one in accuracy, with one seed: how far seeds differ is not known. 1 client"
+        " gains beyond noise, none loses."
+    )
+    pair = [
+        group(name, result(name, [client("a", m, m)], history(m, name="mse"))) for name, m in (("x", 2.0), ("y", 1.5))
+    ]
+    assert Page(make_page(pair)).texts["h1"].endswith("how far seeds differ is not known.")
+
+
 def test_what_is_measured_of_the_engine_is_no_difference_between_runs():
     runs = [result(name, [client("a", 1.0, 0.5)]) for name in ("x", "y")]
     for seconds, run in enumerate(runs):

@@ -84,13 +84,13 @@ def _compare_runs(content: Content) -> str:
     span, metric = view.over_seeds, content.metric
     assert span is not None
     words = f"{make_printable(view.new)} is {_describe_gain(span.mean, metric)} {base} in {metric}"
+    verdicts = _describe_verdicts(view.count(HELPED), view.count(HURT)) if view.low is not None else ""
     if span.low is None or span.high is None:
-        return f"{words}; one seed decides nothing."
+        return f"{words}, with one seed: how far seeds differ is not known. {verdicts}".rstrip()
     if span.low <= 0 <= span.high:
         ends = f"{format_gain(span.low, metric)} to {format_gain(span.high, metric)}"
         return f"{words}, but the interval over {span.seeds} seeds, {ends}, decides nothing."
-    verdicts = _describe_verdicts(view.count(HELPED), view.count(HURT))
-    return f"{words}, beyond the noise of {span.seeds} seeds. {verdicts}"
+    return f"{words}, beyond the noise of {span.seeds} seeds. {verdicts}".rstrip()
 
 
 def _list_decided(pairs: Sequence[View], base: str, metric: str) -> str:

@@ -243,7 +243,7 @@ def _explain(content: Content) -> str:
         words += " client, as run.report() has them, or at least three seeds."
     elif content.views[0].low is not None and is_percentage(content.metric):
         how = "from the test rows on which two models disagree" if exact else (
-            "the widest that both scores allow, for a folder does not hold the score of every row"
+            "the widest that both scores allow: compared are scores of clients, not of single rows"
         )  # fmt: skip
         words = (
             f"Beyond noise: the 95% interval of a client's gain lies wholly on one side of zero. Intervals are {how}."
