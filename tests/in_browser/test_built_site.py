@@ -89,6 +89,31 @@ def test_light_and_dark_are_light_and_dark(browser, address):
     assert shades[1] < 60
 
 
+CONTRASTS = """
+const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = (parts) => parts.slice(0, 3).map((part) => part / 255)
+  .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, part, at) => sum + part * [0.2126, 0.7152, 0.0722][at], 0);
+const over = (top, below) => top.slice(0, 3).map((part, at) => part * (top[3] ?? 1) + below[at] * (1 - (top[3] ?? 1)));
+return arguments[0].map(([text, ground]) => {
+  const below = parse(getComputedStyle(document.querySelector(ground)).backgroundColor);
+  const [a, b] = [light(over(parse(getComputedStyle(document.querySelector(text)).color), below)), light(below)];
+  return [text, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+});
+"""
+"""The contrast of texts with the ground that they stand on, as WCAG 2 defines it."""
+
+
+@pytest.mark.parametrize("theme", SCHEMES)
+def test_text_has_enough_contrast(browser, address, theme):
+    browser.prefer(theme)
+    browser.size(*SIZES["desk"])
+    browser.open(address + "index.html")
+    places = [(f"article {name}", "body") for name in ("h1", "p", "td", "td a")]
+    places.append((".md-header__title .md-ellipsis", ".md-header"))
+    assert [pair for pair in browser.run(CONTRASTS, places) if pair[1] < 4.5] == []
+
+
 @pytest.mark.parametrize("page", ["index.html", "algorithms/fedavg.html"])
 def test_search_finds_an_algorithm_and_its_page_opens(browser, address, page):
     browser.prefer("light")

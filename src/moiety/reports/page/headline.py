@@ -138,7 +138,11 @@ def write_cards(content: Content) -> str:
         if span is not None:
             name = make_printable(group.name) if several else "personal models" if content.views else "the shared model"
             rows = "all test rows" if several else "mean over clients"
-            cards.append((format_metric(span.mean, metric), f"{metric}, {name}", _spread(span, metric, rows)))
+            note = _spread(span, metric, rows)
+            if several:
+                worst = mean([float(result.personal["worst_decile"]) for result in results])
+                note += f"; worst tenth of clients {format_metric(worst, metric)}"
+            cards.append((format_metric(span.mean, metric), f"{metric}, {name}", note))
     if not several and content.views:
         shared = mean([float(run.shared["metric_unweighted"]) for run in runs])
         cards.append((format_metric(shared, metric), f"{metric}, shared alone", ""))
