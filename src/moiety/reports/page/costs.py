@@ -172,9 +172,10 @@ def list_checks(results: Sequence[Result]) -> list[tuple[bool, str]]:
     far = sum(float(row["rhat"]) > AGREE for row in chains)
     if far:
         words = (
-            f"The two halves of {far} of {format_count(len(chains), 'chain')} do not agree (split R-hat above {AGREE}):"
+            f"The halves of the chains of {far:,} of {format_count(len(chains), 'client')} disagree (split R-hat above"
         )
-        checks.append((False, f"{words} do not trust the intervals of these clients without more draws."))
+        words += f" {AGREE}), as is usual for the few draws that training keeps. Intervals need more:"
+        checks.append((False, f"{words} run.predictive(client, x, draws=100)."))
     stops = [result for result in results if result.stopped]
     return checks + [
         (False, f"{make_printable(run.name)} stopped early: {make_printable(run.stopped)}.") for run in stops
