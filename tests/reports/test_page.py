@@ -194,6 +194,16 @@ def test_the_page_says_where_intervals_are_from():
     assert "the 95% interval of a client's gain, over seeds," in Page(make_page([group("x", *seeds)])).texts["p"]
 
 
+def test_a_run_under_way_has_a_bar_and_one_that_ended_has_none():
+    run = result("x", [], history(0.5))
+    run.config["run"]["rounds"] = 4
+    page = Page(make_page([group("x", run)], live=True))
+    (bar,) = (attributes for tag, attributes in page.elements if tag == "progress")
+    assert (bar["value"], bar["max"]) == ("1", "4")
+    assert page.texts["h1"] == "Round 1 of 4: accuracy 50.0% on test rows."
+    assert "<progress" not in make_page([group("x", result("x", [client("a", 1.0, 0.0)]))])
+
+
 def test_thousands_have_commas():
     page = Page(make_page([group("x", result("x", [client(f"c{k}", 0.5, 0.4) for k in range(1200)]))]))
     assert "over 1,200 clients" in page.texts["h1"]

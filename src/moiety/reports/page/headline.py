@@ -9,6 +9,7 @@ from moiety.reports.intervals import Interval, interval
 from moiety.reports.noise import HELPED, HURT, UNKNOWN
 from moiety.reports.page.content import Content, View
 from moiety.reports.page.document import escape
+from moiety.reports.result import Result
 from moiety.reports.summary import unit
 from moiety.reports.versus import mean
 from moiety.reports.words import (
@@ -113,15 +114,32 @@ def _list_decided(pairs: Sequence[View], base: str, metric: str) -> str:
 
 def _describe_progress(content: Content) -> str:
     """How far runs have come that have not ended."""
-    results = [result for group in content.groups for result in group.results.values()]
-    rounds = sum(int(result.history[-1]["round"]) for result in results if result.history)
-    total = sum(int(result.config.get("run", {}).get("rounds", 0)) for result in results)
-    words = f"Round {rounds} of {total}" if len(results) == 1 else f"{rounds} of {total} rounds in {len(results)} runs"
+    results, rounds, total = _count_rounds(content)
+    words = (
+        f"Round {rounds:,} of {total:,}"
+        if len(results) == 1
+        else f"{rounds:,} of {total:,} rounds in {len(results)} runs"
+    )
     last = next((result.last for result in reversed(results) if result.history), None)
     if last is None:
         return f"{words}: nothing has been evaluated yet."
     metric = str(last["metric_name"])
     return f"{words}: {metric} {format_metric(last['metric'], metric)} on {last['part']} rows."
+
+
+def _count_rounds(content: Content) -> tuple[list[Result], int, int]:
+    """All runs, how many rounds of theirs have been evaluated, and how many there will be."""
+    results = [result for group in content.groups for result in group.results.values()]
+    rounds = sum(int(result.history[-1]["round"]) for result in results if result.history)
+    return results, rounds, sum(int(result.config.get("run", {}).get("rounds", 0)) for result in results)
+
+
+def write_progress(content: Content) -> str:
+    """A bar that shows how far runs have come that have not ended."""
+    _, rounds, total = _count_rounds(content)
+    if content.scores or not total:
+        return ""
+    return f'<progress aria-label="Rounds that are done" max="{total}" value="{rounds}"></progress>'
 
 
 def write_cards(content: Content) -> str:

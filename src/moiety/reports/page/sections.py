@@ -11,7 +11,7 @@ from moiety.reports.page.content import GROUPS, MEASURES, Content, View, by_size
 from moiety.reports.page.costs import write_configuration, write_costs, write_posterior
 from moiety.reports.page.data import pair_rows, shorten, spread_rows
 from moiety.reports.page.document import escape, figure, paragraph, section, table
-from moiety.reports.page.headline import headline, mean_over_seeds, write_cards
+from moiety.reports.page.headline import headline, mean_over_seeds, write_cards, write_progress
 from moiety.reports.summary import SHARED_ALONE, unit
 from moiety.reports.words import format_gain, format_metric, is_percentage, list_names, make_printable
 
@@ -28,7 +28,8 @@ NO_SEED = "These runs share no seed, so no differences are paired."
 def write_sections(content: Content) -> str:
     """All sections, in the order of the page."""
     header = f'<header class="top"><p class="kicker">{escape(_write_subject(content))}</p>'
-    header += f"<h1>{escape(headline(content))}</h1>{_say_what_gains_are_over(content)}{write_cards(content)}</header>"
+    header += f"<h1>{escape(headline(content))}</h1>{write_progress(content)}"
+    header += f"{_say_what_gains_are_over(content)}{write_cards(content)}</header>"
     parts = [header, _write_runs(content), _write_curves(content)]
     if content.scores:
         parts += [_write_choices(content), _write_helped(content), _write_clients(content), _write_spread(content)]
