@@ -359,6 +359,8 @@ def test_epsilon_is_a_cost_and_a_curve_where_the_history_has_it():
     page = Page(make_page([group("x", result("x", [client("a", 1.0, 0.0)], rows))]))
     costs = {row[0]: row[1] for row in next(t for t in page.tables if t[0][0] == "rounds")}
     assert costs["privacy spent, epsilon"] == "1.5"
+    assert "epsilon, the privacy spent" in page.texts["dt"]
+    assert "at delta 1e-05" in page.texts["small"]
     assert "They do not cover personal parts, nor the scores and names on this page." in page.texts["p"]
     assert "epsilon" in [each["key"] for each in page.data["curves"]["measures"]]
 

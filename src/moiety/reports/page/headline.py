@@ -175,6 +175,10 @@ def write_cards(content: Content) -> str:
     cards.append(
         (format_amount(traffic, "B"), "sent in all", make_printable(content.groups[0].name) if several else "")
     )
+    last = [run.history[-1] for run in runs if run.history]
+    if not several and last and all(row.get("epsilon") is not None for row in last):
+        epsilon, delta = (mean([float(row[key]) for row in last]) for key in ("epsilon", "delta"))
+        cards.append((f"{epsilon:.4g}", "epsilon, the privacy spent", f"at delta {delta:.4g}"))
     inner = "".join(
         f"<div><dt>{_let_break(what)}{_add_note(note)}</dt><dd>{escape(number)}</dd></div>"
         for number, what, note in cards
