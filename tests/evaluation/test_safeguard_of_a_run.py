@@ -158,6 +158,27 @@ def test_mixtures_of_parameters_and_one_line_errors(one_model):
         report_harm(train())
 
 
+def test_a_report_on_other_clients_or_on_rows_that_nobody_has_is_refused_in_one_line(guarded):
+    model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
+    few = mo.data.load("digits", clients=4, seed=0)
+    other = mo.fit(model, few, mo.fedavg(shared=0.1), rounds=1)
+    whole = mo.data.load("digits", clients=4, test=0.0, seed=0)
+    untested = mo.fit(model, whole, mo.finetune(personal=0.1), split=mo.split.everything(model), rounds=1)
+    untested.safeguard()
+    for run, options, text in [
+        (guarded, {"one_model": other}, "`one_model` must be a run on the same clients, got one without"),
+        (guarded, {"local_run": other}, "`local_run` must be a run on the same clients, got one without"),
+        (guarded, {"level": 1.5}, "`level` must be > 0 and < 1, got 1.5"),
+        (untested, {}, "`part` must be one that some clients have rows of, got test"),
+        (None, {}, "`run` must be one in which clients have chosen"),
+    ]:
+        with pytest.raises(mo.MoietyError, match=text) as refusal:
+            report_harm(run, **options)
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(mo.MoietyError, match="`one_model` must be a run, as .* gives it, got Sequential"):
+        untested.safeguard(one_model=torch.nn.Sequential())
+
+
 def test_regression_without_validation_rows():
     """Slopes are 1 and 3, so one model is wrong for everyone: 28 training rows, held out in folds, show it."""
     rng = np.random.default_rng(0)

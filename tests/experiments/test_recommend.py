@@ -1,7 +1,9 @@
 """``recommend``: planted answers, the same answer twice and after a stop, the winner's file, and what it refuses."""
 
+import json
 import re
 import tomllib
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,12 +20,16 @@ from moiety.experiments.contest import Contest
 from moiety.experiments.search import Search
 
 
-def ask(out=None, budget=100_000, **options):
+def make_clients():
     """Five clients whose labels are turned by as many places as the client's number: one model cannot serve them."""
     fed = mo.data.load("digits", clients=5, per_client=80, validation=0.3, test=0.3, seed=0)
     client = np.searchsorted(fed.bounds[:, 3], np.arange(fed.total), side="right")
     fed.columns["y"][:] = (fed.columns["y"] + client) % 10
-    model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
+    return fed, mo.models.mlp(64, 10, hidden=(8,), seed=0)
+
+
+def ask(out=None, budget=100_000, **options):
+    fed, model = make_clients()
     return mo.recommend(model, fed, budget, rates=(0.3,), work=mo.sgd(0.1, batch_size=16), out=out, **options)
 
 
@@ -88,9 +94,84 @@ def test_where_the_clock_is_faster_the_last_steps_are_left_out_and_the_numbers_g
     assert (again.sentence, again.steps, again.rows) == (short.sentence, short.steps, short.rows)
 
 
-def test_another_question_is_refused_in_the_same_folder(answer):
-    with pytest.raises(MoietyError, match="`target` must be what the recommend in"):
-        ask(answer.folder, seed=1)
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"seed": 1}, "`seed` must be what the recommend in .* began with, got 1 instead of 0"),
+        ({"budget": 90_000}, "`budget` must be what the recommend in .* began with, got 90000 instead of 100000"),
+        ({"steps": (3, 1, 1, 2)}, r"`steps` must be .*, got \[3, 1, 1, 2\] instead of null"),
+        ({"also": {"mine": lambda rate: mo.apfl(shared=rate, personal=rate)}}, "`also` must be what the recommend in"),
+    ],
+)
+def test_another_question_is_refused_in_the_same_folder_and_the_refusal_names_what_is_another(answer, change, text):
+    with pytest.raises(MoietyError, match=text) as refusal:
+        ask(answer.folder, **change)
+    assert "\n" not in str(refusal.value)
+
+
+def test_another_candidate_of_the_same_name_is_another_question(tmp_path):
+    """What it is counts, and not its name alone: else a search would go on with the runs of another algorithm."""
+    first, second = (partial(lambda pull, rate: mo.ditto(personal=mo.sgd(rate, pull=pull)), pull) for pull in (0.5, 2))
+    folder = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        ask(folder, budget=300_000, also={"mine": first}, on_result=stop)
+    with pytest.raises(MoietyError, match="`also` must be what the recommend in"):
+        ask(folder, budget=300_000, also={"mine": second})
+    with pytest.raises(KeyboardInterrupt):
+        ask(folder, budget=300_000, also={"mine": first}, on_result=stop)
+
+
+def stop(*result):
+    raise KeyboardInterrupt
+
+
+OTHER = mo.models.mlp(64, 10, hidden=(8, 8), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("also", "text"),
+    [
+        ([mo.split.output_layer(OTHER)], "`also` must be splits, or functions of a learning rate, by name"),
+        ({1: mo.split.output_layer(OTHER)}, "`also` must be names of candidates that are text, got 1"),
+        ({" ": mo.split.output_layer(OTHER)}, "`also` must be names with a letter or a digit, got ' '"),
+        (
+            {"mine": mo.split.output_layer(OTHER)},
+            "`also` must be candidates that can be trained here, got mine: `split` must be made for this model",
+        ),
+        (
+            {"mine": lambda rate: mo.fedalt(shared=rate, personal=rate)},
+            "`also` must be candidates that can be trained here, got mine: `split` must be given for fedalt",
+        ),
+        (
+            {"mine": lambda rate: 1 / 0},
+            r"`also` must be functions of a learning rate, got ZeroDivisionError: .*\(mine\)",
+        ),
+        ({"mine": lambda: None}, r"`also` must be functions of a learning rate, got TypeError: .*\(mine\)"),
+        ({"mine": lambda rate: ()}, "`also` must be functions that give an algorithm, or one and its split"),
+        ({"mine": lambda rate: (mo.fedavg(shared=rate), 3)}, "`also` must be functions that give an algorithm, or one"),
+        (
+            {name: lambda rate: mo.fedavg(shared=rate) for name in ("A b", "a-b")},
+            "`also` must be names that no other candidate has, got A b, a-b",
+        ),
+    ],
+)
+def test_a_candidate_of_the_users_that_cannot_be_trained_is_refused_at_once(also, text, tmp_path):
+    with pytest.raises(MoietyError, match=text) as refusal:
+        ask(tmp_path / "out", also=also)
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_winners_stages_give_what_the_final_comparison_measured(answer):
+    """Their length is the median of the seeds' best rounds, so one seed at least was trained just so."""
+    last, place = answer.stages[-1], re.sub(r"[^\w.-]+", "-", answer.best).strip("-").lower()
+    rows = [json.loads(file.read_text())["result"] for file in sorted((answer.folder / "final" / place).iterdir())]
+    assert len(rows) == answer.contrast.seeds
+    (seed,) = [k for k, row in enumerate(rows, 1) if row["best_round"] == last.rounds][:1]
+    fed, model = make_clients()
+    end = mo.pipeline(answer.stages, model, fed, seed=seed, engine="vectorised")[-1]
+    measured = {row["client"]: row["metric"] for row in rows[seed - 1]["clients"]}
+    assert {row["client"]: row["metric"] for row in end.evaluate("test")} == pytest.approx(measured)
 
 
 def test_the_folder_has_table_figure_and_the_file_of_the_winner(answer):

@@ -11,7 +11,7 @@ import numpy as np
 
 from moiety.analysis.harm import judge_clients
 from moiety.analysis.versus import Row
-from moiety.errors import must
+from moiety.errors import must, proper_fraction
 from moiety.evaluation import worst_decile
 from moiety.evaluation.paired import RowScores
 from moiety.evaluation.safeguard import find_discoveries
@@ -75,7 +75,9 @@ def report_harm(
         part: the rows to compare on.
         level: of the intervals of shares (Wilson 1927).
     """
-    must(bool(run.choices), "run", "one in which clients have chosen", "one without", "Call run.safeguard().")
+    hint = "Call run.safeguard()."
+    must(bool(getattr(run, "choices", None)), "run", "one in which clients have chosen", "one without", hint)
+    proper_fraction("level", level)
     metric = run._loop.problem.task.metric
     models = {"personal": run.score_rows(part, personal=True), "chosen": run.score_rows(part)}
     baselines = {
@@ -83,6 +85,10 @@ def report_harm(
     }
     if local_run is not None:
         baselines["alone"] = local_run.score_rows(part)
+    must(bool(models["chosen"]), "part", "one that some clients have rows of", part)
+    for name, scores in zip(("one_model", "local_run"), baselines.values(), strict=False):
+        missing = sorted(set(models["chosen"]) - set(scores))
+        must(not missing, name, "a run on the same clients", f"one without {missing[:3]}")
     sizes = {
         str(name): int(n) for name, n in zip(run._loop.problem.data.ids, run._loop.problem.data.sizes(), strict=True)
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -16,14 +17,14 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.algorithms import fedavg
-from moiety.analysis.candidates import Candidate, Own, list_candidates, list_splits
+from moiety.analysis.candidates import Candidate, Own, describe_candidate, list_candidates, list_splits
 from moiety.analysis.contrast import contrast, describe_clients
 from moiety.analysis.harm import judge_clients
 from moiety.analysis.recommendation import ONE, PERSONAL, Recommendation, decide, word_answer
 from moiety.analysis.versus import average
 from moiety.data import FederatedData
 from moiety.data.sources.provenance import note_files
-from moiety.errors import SEED, MoietyError, kind, must, positive, whole
+from moiety.errors import SEED, MoietyError, kind, must, positive, refuse, whole
 from moiety.experiments.contest import Contest
 from moiety.experiments.halving import RATES, SEEDS, longest_run, make_plan, read_budget, read_steps
 from moiety.experiments.records import Row, Watch, watch_nothing
@@ -41,7 +42,7 @@ from moiety.run.folder import drop_none
 from moiety.run.pipeline import Stage, check_stage_options
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.seals import TABLE, TABLE_FORMAT, write_sealed
-from moiety.spec import spec_of, table_of
+from moiety.spec import plain, spec_of, table_of
 from moiety.split.base import fingerprint
 
 ROUNDS = 1000
@@ -120,15 +121,18 @@ def recommend(
     on_result = on_result or (_show_result if visible else None)
     splits = list_splits(model)
     every = list_candidates(model, data, search.work, splits, loss=search.loss, own=also)
+    for candidate in every:
+        if candidate.name in (also or ()):
+            _try_own(search, candidate, rates[0])
     folder = prepare_folder(out, "recommend")
     question = {
-        "budget": str(budget),
+        "budget": amount if isinstance(amount, int) else budget,
         "rounds": rounds,
         "cohort": cohort,
         "work": search.work.spec,
-        "rates": list(rates),
-        "also": [*(also or ())],
-        "steps": [SEEDS, *(limits or ())],
+        "rates": rates,
+        "also": {each.name: describe_candidate(each) for each in every if each.name in (also or ())},
+        "steps": limits,
         "seed": seed,
         "options": option_tables(
             Options(loss=search.loss, metric=metric, engine=search.engine, settings=search.settings)
@@ -136,8 +140,10 @@ def recommend(
         "model": fingerprint(model),
         "data": data.fingerprint() if folder else "",
     }
+    question = json.loads(json.dumps(question, default=_describe_value))
     with lock_folder(folder), note_files() as files:
-        search.runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "recommend", question))
+        id = begin_folder(folder, "recommend", [question, SEEDS], question)
+        search.runner = Runner(folder, files=files, watch=watch, id=id)
         number = search.measure(amount, _pick_example(every))["budget"]
         note = "" if isinstance(amount, int) else f" ({budget})"
         full = longest_run(rounds)
@@ -151,6 +157,12 @@ def recommend(
         if folder is not None:
             _write(answer, folder, search.runner.id)
     return answer
+
+
+def _describe_value(value: object) -> object:
+    """A value that JSON does not know: its table, or its name."""
+    table = plain(value)
+    return table if table is not value else getattr(value, "__qualname__", type(value).__name__)
 
 
 def _show_result(name: str, row: Row, count: int, total: int) -> None:
@@ -193,6 +205,17 @@ def _check(
     deciding = make_problem(model, data, algorithm, None, options).task.deciding
     common = (options.loss, metric, own, deciding.name, deciding.higher_is_better)
     return Search(model, data, work, Runner(None), count, seed, *common)
+
+
+def _try_own(search: Search, candidate: Candidate, rate: float) -> None:
+    """Refuse a candidate of the user's that does not fit the model or the data, before anything is trained."""
+    algorithm, cohort = candidate.build(rate, rate), search.cohort
+    options = Options(1, cohort, search.seed, loss=search.loss, metric=search.metric, settings=search.settings)
+    try:
+        complete = complete_options(options, search.model, search.data, algorithm)
+        make_problem(search.model, search.data, algorithm, candidate.split, complete)
+    except MoietyError as error:
+        refuse("also", "candidates that can be trained here", f"{candidate.name}: {error}")
 
 
 def _pick_example(candidates: Sequence[Candidate]) -> Candidate:

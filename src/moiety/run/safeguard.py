@@ -302,6 +302,9 @@ def take_one_model(problem: Problem, run: Any) -> Params | None:
     """The shared model of another run, on the model of this one; what that model does not have is as it was first."""
     if run is None:
         return None
+    must(
+        callable(getattr(run, "shared_parameters", None)), "one_model", "a run, as moiety.fit gives it", f"{run!r:.60}"
+    )
     values = run.shared_parameters()
     first = problem.task.init
     odd = [name for name, p in values.items() if name not in first or first[name].shape != p.shape]
