@@ -175,7 +175,7 @@ def test_a_report_on_other_clients_or_on_rows_that_nobody_has_is_refused_in_one_
         with pytest.raises(mo.MoietyError, match=text) as refusal:
             report_harm(run, **options)
         assert "\n" not in str(refusal.value)
-    with pytest.raises(mo.MoietyError, match="`one_model` must be a run, as .* gives it, got Sequential"):
+    with pytest.raises(mo.MoietyError, match=r"`one_model` must be a run, as .* gives it, got Sequential"):
         untested.safeguard(one_model=torch.nn.Sequential())
 
 

@@ -111,7 +111,10 @@ def test_another_question_is_refused_in_the_same_folder_and_the_refusal_names_wh
 
 def test_another_candidate_of_the_same_name_is_another_question(tmp_path):
     """What it is counts, and not its name alone: else a search would go on with the runs of another algorithm."""
-    first, second = (partial(lambda pull, rate: mo.ditto(personal=mo.sgd(rate, pull=pull)), pull) for pull in (0.5, 2))
+    first, second = (
+        partial(lambda pull, rate: mo.ditto(personal=mo.sgd(rate, pull=pull), form="finetune"), pull)
+        for pull in (0.5, 2)
+    )
     folder = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         ask(folder, budget=300_000, also={"mine": first}, on_result=stop)
