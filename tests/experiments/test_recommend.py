@@ -238,10 +238,11 @@ def test_bad_input_is_one_line(change, options, text):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_planted_input_layer_is_found_in_a_short_search():
-    """A sample of the next test for the gate."""
-    answer = find_answer("input", 0, budget=400_000, rates=(0.16,))
-    assert answer.best.startswith(ANSWERS["input"])
+@pytest.mark.parametrize("kind", ["input", "nothing"])
+def test_the_planted_answer_is_found_in_a_short_search(kind):
+    """A sample of the next two tests for the gate."""
+    answer = find_answer(kind, 0, budget=400_000, rates=(0.16,))
+    assert answer.best.startswith(ANSWERS[kind])
 
 
 @pytest.mark.skipif(not NIGHTLY, reason="takes minutes")
