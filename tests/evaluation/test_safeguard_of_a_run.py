@@ -169,7 +169,7 @@ def test_a_report_on_other_clients_or_on_rows_that_nobody_has_is_refused_in_one_
         (guarded, {"one_model": other}, "`one_model` must be a run on the same clients, got one without"),
         (guarded, {"local_run": other}, "`local_run` must be a run on the same clients, got one without"),
         (guarded, {"level": 1.5}, "`level` must be > 0 and < 1, got 1.5"),
-        (untested, {}, "`part` must be one that some clients have rows of, got test"),
+        (untested, {}, "`part` must be a part of the data that has rows, got test"),
         (None, {}, "`run` must be one in which clients have chosen"),
     ]:
         with pytest.raises(mo.MoietyError, match=text) as refusal:
