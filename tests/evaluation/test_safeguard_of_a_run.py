@@ -111,6 +111,34 @@ def test_a_folder_keeps_choices_and_a_resumed_run_chooses_again(tmp_path, one_mo
         mo.load(tmp_path / "run")
 
 
+def test_a_stop_while_clients_choose_again_leaves_their_earlier_choices(tmp_path, one_model, monkeypatch):
+    """The file of the other one model is written first; the earlier choices must still have theirs."""
+    run = train(out=tmp_path / "run")
+    earlier = run.safeguard(alpha=0.3, one_model=one_model)
+    other = mo.fit(mo.models.mlp(64, 10, hidden=(8,), seed=0), DIGITS, mo.fedavg(shared=0.1), rounds=1)
+
+    def fail(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("moiety.run.safeguard_folder.write_sealed", fail)
+        with pytest.raises(KeyboardInterrupt):
+            run.safeguard(alpha=0.3, one_model=other)
+    back = mo.load(tmp_path / "run")
+    assert back.choices == earlier.choices
+    assert all(torch.equal(back._guard.one_model[name], p) for name, p in one_model.shared_parameters().items())
+    for again in (other, one_model):
+        guard = run.safeguard(alpha=0.3, one_model=again)
+        back = mo.load(tmp_path / "run")
+        assert back.choices == guard.choices
+        assert all(torch.equal(back._guard.one_model[name], p) for name, p in again.shared_parameters().items())
+        assert len(list((tmp_path / "run").glob("one_model*"))) == 1
+    with pytest.warns(UserWarning, match=PARTIAL):
+        run.safeguard()
+    assert not list((tmp_path / "run").glob("one_model*"))
+    assert mo.verify(tmp_path / "run") == []
+
+
 def test_fit_can_be_told(tmp_path):
     with pytest.warns(UserWarning, match=PARTIAL):
         run = train(safeguard=True, out=tmp_path / "run")
