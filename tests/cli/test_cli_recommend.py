@@ -95,9 +95,8 @@ def test_a_file_that_is_missing_or_has_stages_is_one_line(capsys, file):
 
 
 def test_a_search_that_was_stopped_goes_on_with_its_own_budget_alone(capsys, file, monkeypatch):
-    """Ctrl-C: one line. Another budget is another search, and the refusal says so; the same one ends it."""
+    """Ctrl-C is one line. Another budget is another search, and the refusal says so."""
     words = ["recommend", file, "--budget", "300000", "--quiet"]
-    run_candidate = Search.run_candidate
 
     def stop(*arguments):
         raise KeyboardInterrupt
@@ -105,13 +104,11 @@ def test_a_search_that_was_stopped_goes_on_with_its_own_budget_alone(capsys, fil
     with monkeypatch.context() as stopped:
         stopped.setattr(Search, "run_candidate", stop)
         result = call(capsys, *words)
-    assert Search.run_candidate is run_candidate
     assert result.code == 130
     assert one_line(result.err)
     assert "the same command goes on" in result.err
     result = call(capsys, "recommend", file, "--budget", "200000", "--quiet")
     assert result.code == 2
     assert one_line(result.err)
-    place = "runs/small-recommend"
-    text = f"`budget` must be what the recommend in {place} began with, got 200000 instead of 300000. Choose another folder."
-    assert text in result.err
+    assert "`budget` must be what the recommend in runs/small-recommend began with" in result.err
+    assert "got 200000 instead of 300000. Choose another folder." in result.err
