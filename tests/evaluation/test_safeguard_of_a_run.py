@@ -10,7 +10,9 @@ import torch
 
 import moiety as mo
 from moiety.analysis import judge_clients, report_harm
+from moiety.analysis.safeguard import summarise_harm
 from moiety.evaluation import worst_decile
+from moiety.evaluation.paired import RowScores
 from moiety.run.safeguard import Chooser, take_one_model
 
 UNEVEN = mo.data.dirichlet(0.3, balanced=False, min_examples=12)
@@ -205,6 +207,17 @@ def test_a_report_on_other_clients_or_on_rows_that_nobody_has_is_refused_in_one_
         assert "\n" not in str(refusal.value)
     with pytest.raises(mo.MoietyError, match=r"`one_model` must be a run, as .* gives it, got Sequential"):
         untested.safeguard(one_model=torch.nn.Sequential())
+
+
+def test_scores_that_are_infinite_are_reported_too():
+    """A target of 1e20 has an infinite squared error in float32: worse for one client, better for another."""
+    weight, fine = np.ones(3), np.array([1.0, 2.0, 3.0])
+    wild = np.array([1.0, np.inf, 3.0])
+    finite, infinite = (RowScores(each, each, weight) for each in (fine, wild))
+    new, old = {"a": infinite, "b": finite, "c": infinite}, {"a": finite, "b": infinite, "c": infinite}
+    row = summarise_harm(new, old, ["a", "b", "c"], higher_is_better=False)
+    assert (row["clients"], row["hurt_count"], row["beyond_noise_count"], row["mean"]) == (3, 1, 0, np.inf)
+    assert np.isnan(row["spread"])
 
 
 def test_regression_without_validation_rows():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -128,13 +128,16 @@ def summarise_harm(
         count = sum(row[key] for row in rows)
         low, high = share_interval(count, len(rows), level)
         shares |= {name: count / len(rows), f"{name}_low": low, f"{name}_high": high, f"{name}_count": count}
+    with np.errstate(invalid="ignore"):  # scores that are infinite have no spread, and may have no mean
+        spread, mean = float(np.std(means)), float(np.mean(means))
+        change = float(np.mean([row["change"] for row in rows]))
     return {
         "clients": len(rows),
         **shares,
-        "mean": fmean(means),
-        "mean_change": fmean(row["change"] for row in rows),
+        "mean": mean,
+        "mean_change": change,
         "worst_decile": worst_decile(np.array(means), higher_is_better=higher_is_better),
-        "spread": pstdev(means),
+        "spread": spread,
     }
 
 
