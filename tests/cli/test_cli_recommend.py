@@ -67,7 +67,7 @@ def test_the_answer_and_the_winner_that_the_file_trains(capsys, file, tmp_path):
         (["--set", "data.clints=5"], "Did you mean clients?"),
         (["--set", "model.name=mpl"], "`model.name` must be"),
         (["--set", "split.personal=['body']"], "body"),
-        (["--set", "split.name=ouput_layer"], "Did you mean output_layer?"),
+        (["--set", "split.name=ouput_layer"], "Did you mean output_layer"),
         (["--set", "algorithm.shared={name='sgd', lr=0.1, batchsize=4}"], "Did you mean batch_size?"),
         (["--set", "run.rounds=1"], "`rounds` must be >= 2, got 1"),
         (["--out", "small.toml"], "`out` must be a folder"),
