@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median_low
@@ -112,7 +111,7 @@ def recommend(
     Returns:
         The answer; ``print`` shows sentence and table.
     """
-    began, amount, limits = time.perf_counter(), read_budget(budget), read_steps(steps)
+    amount, limits = read_budget(budget), read_steps(steps)
     must(limits is None or isinstance(amount, int), "steps", "left out where the budget is a time", steps)
     search = _check(model, data, work, cohort, seed, loss, metric, settings, rounds, rates)
     search.engine = engine or search.engine
@@ -153,7 +152,7 @@ def recommend(
         contest.narrow(splits, also, number)
         contest.compare()
         notes = contest.list_notes(full)
-        answer = _conclude(contest, number, notes, time.perf_counter() - began, folder)
+        answer = _conclude(contest, number, notes, folder)
         if folder is not None:
             _write(answer, folder, search.runner.id)
     return answer
@@ -223,9 +222,7 @@ def _pick_example(candidates: Sequence[Candidate]) -> Candidate:
     return next((each for each in candidates if each.name.endswith("FedAlt")), candidates[1])
 
 
-def _conclude(
-    contest: Contest, budget: int, notes: Sequence[str], seconds: float, folder: Path | None
-) -> Recommendation:
+def _conclude(contest: Contest, budget: int, notes: Sequence[str], folder: Path | None) -> Recommendation:
     """The answer, from the rows of all runs."""
     search, rival = contest.search, contest.rival
     higher, name = search.higher_is_better, search.metric_name
@@ -258,7 +255,7 @@ def _conclude(
         budget=budget,
         evaluations=round(search.evaluations),
         steps=tuple(contest.steps),
-        seconds=seconds,
+        seconds=search.seconds,
         notes=notes,
         diagnosis=contest.diagnosis["metric"],
         advice=contest.diagnosis["advice"],
