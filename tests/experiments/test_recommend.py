@@ -1,7 +1,9 @@
 """``recommend``: planted answers, the same answer twice and after a stop, the winner's file, and what it refuses."""
 
 import json
+import math
 import re
+import shutil
 import tomllib
 from functools import partial
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from moiety.analysis.recommendation import NO_DIFFERENCE, PERSONAL, SHARED
 from moiety.experiments.config import check_tables, make_parts
 from moiety.experiments.contest import Contest
 from moiety.experiments.search import Search
+from moiety.loop.divergence import DivergenceError
 
 
 def make_clients():
@@ -257,6 +260,63 @@ def test_the_planted_answer_is_recommended(kind):
 def test_clients_that_differ_in_nothing_get_one_model():
     verdicts = [find_answer("nothing", seed).verdict for seed in SEEDS["nothing"]]
     assert sum(verdict in (NO_DIFFERENCE, SHARED) for verdict in verdicts) >= 19, verdicts
+
+
+def test_a_rival_that_fails_in_the_end_is_not_recommended(answer, tmp_path, monkeypatch):
+    """All is read but what fails: a seed that diverges, or a client whose score is not finite."""
+    run_final = Search.run_final
+
+    def diverge(self, candidate, trial):
+        row = run_final(self, candidate, trial)
+        return row if candidate.name == "one model" or trial.seed != 2 else {"score": None, "failed": "not finite"}
+
+    def spoil(self, candidate, trial):
+        row = run_final(self, candidate, trial)
+        if candidate.name != "one model" and trial.seed == 2:
+            row = {**row, "clients": [{**row["clients"][0], "metric": math.inf}, *row["clients"][1:]]}
+        return row
+
+    for change, note in [
+        (diverge, f"{answer.best} is not recommended: it diverged with 1 of {answer.contrast.seeds} seeds in the end."),
+        (spoil, f"{answer.best} is not recommended: clients without a finite score by it: 0."),
+    ]:
+        with monkeypatch.context() as changed:
+            changed.setattr(Search, "run_final", change)
+            again = ask(shutil.copytree(answer.folder, tmp_path / change.__name__))
+        assert (again.verdict, again.best, again.rival) == (NO_DIFFERENCE, "one model", answer.best)
+        assert again.notes[0] == note
+        assert all(map(math.isfinite, again.test.values()))
+        assert " - " not in again.sentence
+
+
+def test_a_run_that_diverges_in_the_end_is_kept_as_failed(answer, tmp_path, monkeypatch):
+    folder = shutil.copytree(answer.folder, tmp_path / "out")
+    place = re.sub(r"[^\w.-]+", "-", answer.best).strip("-").lower()
+    (folder / "final" / place / "2.json").unlink()
+    train = Search._train
+
+    def diverge(self, candidate, trial):
+        if candidate.name == answer.best:
+            raise DivergenceError("`updates` must be finite")
+        return train(self, candidate, trial)
+
+    monkeypatch.setattr(Search, "_train", diverge)
+    again = ask(folder)
+    assert again.contrast.seeds == answer.contrast.seeds - 1
+    assert again.best == "one model"
+    assert "it diverged with 1 of" in again.notes[0]
+
+
+def test_a_rate_that_diverges_later_than_short_runs_show_is_one_line():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(320, 4)).astype(np.float32)
+    fed = mo.data.from_arrays(
+        {"x": x, "y": (x.sum(1) > 0).astype(int)}, np.repeat(np.arange(8), 40), validation=0.2, test=0.2, seed=0
+    )
+    model = mo.models.mlp(4, 2, hidden=(8,), seed=0)
+    with pytest.raises(MoietyError, match="`rates` must be ones that do not diverge, got") as refusal:
+        mo.recommend(model, fed, 100_000, rates=(1e6,), rounds=30, work=mo.sgd(0.1, batch_size=8))
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_line_is_printed_for_each_run_that_has_ended(answer, capsys):

@@ -181,7 +181,7 @@ def list_candidates(
     build_ditto: Build = lambda rate, shared: ditto(personal=at(rate, pull=PULL), form="finetune")  # noqa: E731
     candidates += [
         Candidate(ALONE, "Each client alone", lambda rate, shared: local_only(personal=at(rate)), whole, local=True),
-        Candidate("Ditto", "A model for each client, kept near the shared one (Ditto),", build_ditto),
+        Candidate("Ditto", "A model for each client near the shared one (Ditto)", build_ditto),
     ]
     has_few_rows = median(data.sizes("train").tolist()) <= FEW_ROWS
     if has_few_rows and loss in ("cross_entropy", "mse") and "output layer" in splits:
@@ -228,7 +228,7 @@ def _read_own(name: str, entry: Own, at: Callable[..., Optimiser]) -> Candidate:
 
     def build(rate: float, shared: float) -> Algorithm:
         answer = entry(rate)
-        return answer[0] if isinstance(answer, tuple) and answer else answer  # type: ignore[return-value]
+        return answer[0] if isinstance(answer, tuple) and answer else answer
 
     hint = "As in lambda rate: mo.apfl(shared=rate, personal=rate)."
     with report_errors("also", "functions of a learning rate", where=f" ({name})", hint=hint):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from moiety.local import Optimiser
 from moiety.local.sgd import sgd
 from moiety.reports.console import in_notebook, on_terminal
 from moiety.reports.figures import save
-from moiety.reports.words import format_metric
+from moiety.reports.words import format_metric, list_names
 from moiety.run.build import make_problem
 from moiety.run.folder import drop_none
 from moiety.run.pipeline import Stage, check_stage_options
@@ -226,16 +227,23 @@ def _conclude(contest: Contest, budget: int, notes: Sequence[str], folder: Path 
     """The answer, from the rows of all runs."""
     search, rival = contest.search, contest.rival
     higher, name = search.higher_is_better, search.metric_name
-    ours, shared = contest.finals[rival.name], contest.finals[ONE]
+    every = zip(contest.finals[rival.name], contest.finals[ONE], strict=True)
+    pairs = [pair for pair in every if all("clients" in row for row in pair)]
+    must(len(pairs) > 0, "rates", "ones that do not diverge", contest.rates, "Try smaller ones.")
+    ours, shared = ([pair[k] for pair in pairs] for k in (0, 1))
     tables = [[row["clients"] for row in rows] for rows in (ours, shared)]
     result = contrast(*tables, higher_is_better=higher, level=LEVEL)
-    verdict = decide(result, ahead=contest.is_ahead(rival))
+    faults = _list_faults(contest, tables)
+    verdict = decide(result, ahead=contest.is_ahead(rival) and not faults)
     judgements = [
         judge_clients(read_scores(a), read_scores(b), higher_is_better=higher)
         for a, b in zip(ours, shared, strict=True)
     ]
     beyond = median_low([sum(row["hurt_beyond_noise"] for row in rows) for rows in judgements])
-    means = {each: fmean(average(row["clients"]) for row in contest.finals[each]) for each in (rival.name, ONE)}
+    means = {
+        name: fmean(average([row for row in table if str(row["client"]) in result.gains]) for table in some)
+        for name, some in zip((rival.name, ONE), tables, strict=True)
+    }
     sentence = word_answer(
         verdict, rival.title, ours=means[rival.name], shared=means[ONE], result=result, metric=name, beyond=beyond
     )
@@ -256,11 +264,30 @@ def _conclude(contest: Contest, budget: int, notes: Sequence[str], folder: Path 
         evaluations=round(search.evaluations),
         steps=tuple(contest.steps),
         seconds=search.seconds,
-        notes=notes,
+        notes=[*faults, *notes],
         diagnosis=contest.diagnosis["metric"],
         advice=contest.diagnosis["advice"],
         folder=folder,
     )
+
+
+def _list_faults(contest: Contest, tables: Sequence[Sequence[Sequence[Row]]]) -> list[str]:
+    """Why the rival cannot be recommended, however good it is elsewhere: runs that diverged, scores not finite."""
+    name, finals = contest.rival.name, contest.finals[contest.rival.name]
+    faults, failed = [], sum("clients" not in row for row in finals)
+    if failed:
+        faults.append(f"{name} is not recommended: it diverged with {failed} of {len(finals)} seeds in the end.")
+    lost = sorted(
+        {
+            str(row["client"])
+            for mine, theirs in zip(*tables, strict=True)
+            for row, other in zip(mine, theirs, strict=True)
+            if math.isfinite(other["metric"]) and not math.isfinite(row["metric"])
+        }
+    )
+    if lost:
+        faults.append(f"{name} is not recommended: clients without a finite score by it: {list_names(lost, 3)}.")
+    return faults
 
 
 def _make_rows(contest: Contest) -> list[Row]:

@@ -21,7 +21,7 @@ from moiety.analysis.candidates import Candidate
 from moiety.analysis.diagnose_split import diagnose_split
 from moiety.analysis.versus import average
 from moiety.data import FederatedData
-from moiety.errors import MoietyError, must
+from moiety.errors import MoietyError, must, refuse
 from moiety.evaluation.paired import RowScores
 from moiety.experiments.halving import Plan
 from moiety.experiments.records import Cell, Row
@@ -173,9 +173,11 @@ class Search:
         """Test rows of one of the two candidates that are compared in the end, trained with a seed of its own."""
 
         def work() -> Row:
-            run, _ = self._train(candidate, trial)
-            scores = {c: [s.metric.tolist(), s.weight.tolist()] for c, s in run.score_rows("test").items()}
-            return {"clients": _keep_rows(run.evaluate("test")), "scores": scores, "best_round": run.last["round"]}
+            with catch_failure() as row:
+                run, _ = self._train(candidate, trial)
+                scores = {c: [s.metric.tolist(), s.weight.tolist()] for c, s in run.score_rows("test").items()}
+                row |= {"clients": _keep_rows(run.evaluate("test")), "scores": scores, "best_round": run.last["round"]}
+            return row
 
         self._count(candidate, trial)
         return self._run(Cell(key=("final", candidate.place, trial.seed), work=work))
@@ -237,7 +239,10 @@ class Search:
         advice_cost = ADVICE["clients"] * min(rows, ADVICE["examples"]) * PRODUCTS
 
         def work() -> Row:
-            module = self.begin(False, self.seed, plan.start, rate).shared_module()
+            try:
+                module = self.begin(False, self.seed, plan.start, rate).shared_module()
+            except DivergenceError:  # the runs that told the rate were shorter
+                refuse("rates", "ones that do not diverge", f"{rate:g}, the best of short runs", "Try smaller ones.")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # said where the splits were made
                 copies = {name: split_from(split.spec, module) for name, split in splits.items()}
