@@ -21,7 +21,7 @@ from moiety.analysis.candidates import Candidate
 from moiety.analysis.diagnose_split import diagnose_split
 from moiety.analysis.versus import average
 from moiety.data import FederatedData
-from moiety.errors import MoietyError, must, refuse
+from moiety.errors import MoietyError, must
 from moiety.evaluation.paired import RowScores
 from moiety.experiments.halving import Plan
 from moiety.experiments.records import Cell, Row
@@ -239,10 +239,11 @@ class Search:
         advice_cost = ADVICE["clients"] * min(rows, ADVICE["examples"]) * PRODUCTS
 
         def work() -> Row:
-            try:
-                module = self.begin(False, self.seed, plan.start, rate).shared_module()
-            except DivergenceError:  # the runs that told the rate were shorter
-                refuse("rates", "ones that do not diverge", f"{rate:g}, the best of short runs", "Try smaller ones.")
+            with catch_failure() as start:
+                start["module"] = self.begin(False, self.seed, plan.start, rate).shared_module()
+            hint = "Try smaller ones."  # the runs that told this rate were shorter
+            must("failed" not in start, "rates", "ones that do not diverge", f"{rate:g}, the best of short runs", hint)
+            module = start["module"]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # said where the splits were made
                 copies = {name: split_from(split.spec, module) for name, split in splits.items()}
