@@ -154,14 +154,17 @@ class Journal:
         values = read_tensors(self._model(table["file"]), table["digest"], RESTORE)
         return {name: values[name] for name in table["names"]}, table["round"], table["used"]
 
-    def count_noise(self, most: int | None) -> int:
-        """Count a draw of local noise before it is made, at ``most`` so many; the number of the draw."""
+    def read_noise(self) -> tuple[int, float | None]:
+        """How many draws of local noise were counted, and the noise that all of them have; None before the first."""
         path = self.folder / NOISE
-        count = int(read_sealed(path, self.run, ["drawn"])["drawn"]) if path.exists() else 0
-        hint = "Each costs privacy."
-        must(most is None or count < most, "turn", f"one of the {most} that epsilon is for", count + 1, hint)
-        write_sealed(path, {"drawn": count + 1}, self.run)
-        return count + 1
+        if not path.exists():
+            return 0, None
+        table = read_sealed(path, self.run, ("drawn", "noise"), RESTORE)
+        return int(table["drawn"]), float(table["noise"])
+
+    def count_noise(self, drawn: int, noise: float) -> None:
+        """Count a draw of local noise, before it is made."""
+        write_sealed(self.folder / NOISE, {"drawn": drawn, "noise": noise}, self.run)
 
     def last_settled(self) -> int:
         """The last turn that the server used and will not take back, -1 before any."""
