@@ -67,14 +67,17 @@ def keys(
     _need_flower()
     from moiety.cli.output import say
     from moiety.deploy.init import KEYS, count_nodes, name_nodes
-    from moiety.deploy.keys import make_keys
+    from moiety.deploy.keys import list_strangers, make_keys
 
     has_keys = (folder / KEYS).is_dir()
     must(has_keys, "DIR", "a folder of moiety deploy init with keys", folder, "Run moiety deploy init.")
     count = count_nodes(folder / KEYS) if nodes is None else nodes
-    new = make_keys(folder / KEYS, address or _ask_address(), name_nodes(count))
+    names = name_nodes(count)
+    new = make_keys(folder / KEYS, address or _ask_address(), names)
     whole = f"All keys of the server and {count} {'node' if count == 1 else 'nodes'} are there"
     say(f"Made {', '.join(str(each) for each in new)}" if new else f"{whole}; nothing was changed.")
+    for path in list_strangers(folder / KEYS, names):
+        say(f"{path} is not the authority's: copy {folder / KEYS / 'server' / 'ca.crt'} over it, on the node too.")
 
 
 @deploy.command(context_settings=_HELP)
@@ -119,7 +122,7 @@ def run(
     from moiety.deploy.attempts import run_until_done
     from moiety.deploy.commands import read_node_config
 
-    run_until_done(app, read_node_config(config), say)
+    run_until_done(app, read_node_config(config, "run-config"), say)
 
 
 @deploy.command(context_settings=_HELP)

@@ -19,7 +19,7 @@ from moiety.deploy.commands import QUIET, run_command
 from moiety.deploy.folders import load_app
 from moiety.deploy.plan import Plan
 from moiety.deploy.processes import search_path
-from moiety.errors import MoietyError, must
+from moiety.errors import MoietyError, must, near
 from moiety.files import lock_folder, read_toml
 from moiety.run.checkpoint import find_checkpoint, round_of
 from moiety.run.folder import has_ended, read_id
@@ -71,7 +71,10 @@ def call(command: Sequence[str]) -> int:
 def read_plan(app: Path, config: Mapping[str, Any]) -> Plan:
     """The plan of an app, with what its ``pyproject.toml`` and the command set."""
     flower = read_toml(app / "pyproject.toml").get("tool", {}).get("flwr", {}).get("app", {})
-    return read_run_config(load_app(app).plan, {**flower.get("config", {}), **config})
+    known = flower.get("config", {})
+    for name in config:  # Flower refuses others too, at every attempt
+        must(name in known, "run-config", f"of names in {app / 'pyproject.toml'}", name, near(name, known))
+    return read_run_config(load_app(app).plan, {**known, **config})
 
 
 def is_done(plan: Plan) -> bool:

@@ -18,11 +18,13 @@ from typing import Any
 
 import tomli_w
 
+from moiety.deploy.app import app
 from moiety.deploy.commands import PORT, Link, connection_tables
+from moiety.deploy.declared import read_file
 from moiety.deploy.keys import make_keys, read_addresses
 from moiety.deploy.readme import HOME, write_readme
 from moiety.errors import must, whole
-from moiety.files import make_folder, read_toml, write_file
+from moiety.files import make_folder, write_file
 
 APP, KEYS, FILE, OUT = "app", "keys", "federation.toml", "federation"
 
@@ -96,8 +98,9 @@ def write_app(
     read_addresses(addresses)
     empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     must(empty, "folder", "a new or an empty one", f"{folder}, which holds something", "Nothing was written.")
+    # A file of the user's own is tried as a whole: what is wrong with it is said here, and not first on a device.
+    rounds = tomllib.loads(DEFAULT)["run"]["rounds"] if file is None else app(**read_file(file)).plan.rounds
     content = DEFAULT.encode() if file is None else file.read_bytes()
-    rounds = (read_toml(file) if file is not None else tomllib.loads(DEFAULT)).get("run", {}).get("rounds", 10)
     make_folder(folder)
     make_folder(folder / APP, private=False)
     names = name_nodes(nodes)

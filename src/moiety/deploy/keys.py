@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from moiety.errors import must, whole
+from moiety.errors import must, refuse, whole
 from moiety.files import aside_of, make_folder, new_folder, report_failure, report_unreadable, write_file
 
 DAYS = 30
@@ -33,6 +34,7 @@ DAYS = 30
 CA, SERVER = "ca", "server"
 CA_CERTIFICATE, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
 NODE_KEY, NODE_PUBLIC, SECRET = "node.key", "node.pub", "executor.secret"
+RENEW = "Move keys/ca and keys/server away and make both anew; README.md says what nodes need then."
 _CURVE = ec.SECP384R1()  # of the curves that Flower takes for nodes
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 
@@ -89,7 +91,9 @@ def make_keys(folder: Path, addresses: Sequence[str], nodes: Sequence[str], days
         new.append(_write(folder / CA, _make_authority(days)))
     authority = _read_authority(folder / CA)
     root = authority.certificate.public_bytes(serialization.Encoding.PEM)
-    if not (folder / SERVER).exists():
+    if (folder / SERVER).exists():
+        _check_server(folder / SERVER, authority)
+    else:
         new.append(_write(folder / SERVER, {CA_CERTIFICATE: root, **_make_server(authority, names, days)}))
     for node in nodes:
         if not (folder / node).exists():
@@ -123,14 +127,25 @@ def _read_authority(folder: Path) -> Authority:
     must(fits, "ca.key", "the key of ca.crt", f"another at {folder}")
     end = certificate.not_valid_after_utc
     is_over = end <= datetime.datetime.now(datetime.UTC)
-    must(
-        not is_over,
-        "ca.crt",
-        "valid",
-        f"one that ended on {end:%Y-%m-%d} at {folder}",
-        "Move the keys away, make all anew.",
-    )
+    must(not is_over, CA_CERTIFICATE, "valid", f"one that ended on {end:%Y-%m-%d} at {folder}", RENEW)
     return Authority(certificate, key)  # type: ignore[arg-type]
+
+
+def _check_server(folder: Path, authority: Authority) -> None:
+    """Raise where the server's certificate is of another authority, such as the one before."""
+    with report_unreadable(folder, "Move it away to make another."):
+        certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
+    try:
+        certificate.verify_directly_issued_by(authority.certificate)
+    except (InvalidSignature, TypeError, ValueError):
+        refuse(CERTIFICATE, f"signed by {CA_CERTIFICATE}", f"one of another authority at {folder}", RENEW)
+
+
+def list_strangers(folder: Path, nodes: Sequence[str]) -> list[Path]:
+    """The certificates of nodes that are not the authority's: these nodes would refuse the server."""
+    root = (folder / CA / CA_CERTIFICATE).read_bytes()
+    paths = [folder / node / CA_CERTIFICATE for node in nodes]
+    return [path for path in paths if not path.is_file() or path.read_bytes() != root]
 
 
 def _make_server(authority: Authority, names: list[x509.GeneralName], days: int) -> dict[str, bytes]:
