@@ -16,6 +16,7 @@ from test_faults import KilledError
 
 import moiety as mo
 from moiety.deploy.device import Device
+from moiety.deploy.folders import read_status
 from moiety.deploy.letters import Letter, LetterError, read_message
 from moiety.run.privacy import read_counted
 from moiety.transport import unpack
@@ -102,6 +103,8 @@ def test_noise_is_for_the_rounds_that_the_run_has(declared: int, rounds: int, tm
     run = serve_here(grid.app, grid, rounds=rounds)
     assert [len(row["dropped"]) for row in run.history] == [0] * rounds
     assert noise_of_devices(tmp_path) == [(rounds, run.ledger["noise"])] * 4
+    status = read_status(tmp_path / "devices" / "c0")
+    assert [row[status.head.index("noisy uploads")] for row in status.rows] == [str(rounds)]
     for t, row in enumerate(run.history, 1):
         assert row["epsilon"] == pytest.approx(epsilon_of(row["noise"], t, 0.01), rel=1e-6)
     assert 4.99 < run.ledger["epsilon"] <= 5.0

@@ -66,7 +66,7 @@ def _server_status(folder: Path) -> Status:
 
 
 def _device_status(folder: Path) -> Status:
-    head = ["run", "name", "last round received", "last turn that counted", "turns kept"]
+    head = ["run", "name", "last round received", "last turn that counted", "noisy uploads", "turns kept"]
     rows = []
     for place in sorted((folder / "runs").glob("*")):
         journal = Journal(folder, place.name)
@@ -74,7 +74,8 @@ def _device_status(folder: Path) -> Status:
             received = journal.read_received()
             last = "none" if received is None else str(received[1])
             turn = "none" if received is None or received[2] < 0 else str(received[2])
-            rows.append([place.name, str(journal.read_member()["name"]), last, turn, str(len(journal.list_turns()))])
+            drawn, kept = journal.read_noise()[0], len(journal.list_turns())
+            rows.append([place.name, str(journal.read_member()["name"]), last, turn, str(drawn), str(kept)])
     count = f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}"
     return Status(f"{folder}: a device that has joined {count}", head, rows)
 
