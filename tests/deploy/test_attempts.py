@@ -140,6 +140,12 @@ def test_what_cannot_be_run_is_said_in_one_line(trial: Path, capfd: pytest.Captu
         assert main(["deploy", "run", "app", "--run-config", text]) == 2
         (line,) = capfd.readouterr().err.splitlines()
         assert words in line
+    Path("odd").mkdir()
+    for text, words in {"tool = 3": "`tool` must be a table", "[tool.flwr]\napp = 3": "`app` must be a table"}.items():
+        Path("odd", "pyproject.toml").write_text(text)
+        assert main(["deploy", "run", "odd"]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert words in line
     with pytest.raises(MoietyError, match="rounds"):
         attempts.read_plan(Path("app"), {"rounds": "many"})
     assert attempts.read_plan(Path("app"), {"rounds": 7, "out": "else"}).folder == Path("else")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,25 @@ def test_status_of_server_and_device(trial, capsys):
     device = capsys.readouterr().out
     assert "joined 1 run" in device
     assert "node-2" in device
+
+
+def test_status_says_which_rows_of_the_history_are_lost(trial, tmp_path, capsys):
+    shutil.copytree(trial / "federation", tmp_path / "copy")
+    history = tmp_path / "copy" / "history.jsonl"
+    history.write_bytes(history.read_bytes()[:-20])
+    assert main(["deploy", "status", str(tmp_path / "copy")]) == 0
+    out, problem = capsys.readouterr()
+    assert "3 of 3 rounds, ended" in out
+    assert problem == f"moiety: {history} has lost the rows of round 3. The models are not affected.\n"
+
+
+def test_an_app_that_ends_the_process_is_refused_in_one_line(trial, tmp_path, capsys):
+    file = tmp_path / "leaves.py"
+    file.write_text("raise SystemExit(5)\n")
+    words = ["deploy", "export", str(trial / "devices" / "node-1"), str(tmp_path / "x"), "--app", str(file)]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`app` must be a file that can be run, got SystemExit: 5" in line
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def test_without_tls_it_says_so_loudly(tmp_path, capsys):
     [
         (["init", "NEW"], "`address` must be given"),
         (["init", "NEW", "--address", "https://x"], "without a port, got https://x"),
+        (["init", "NEW", "--address", "fe80::1%eth0"], "without a port, got fe80::1%eth0"),
         (["init", "NEW", "--address", "x", "--nodes", "0"], "`nodes` must be >= 1"),
         (["init", "NEW", "--address", "x", "--port", "70000"], "`port` must be <= 65535"),
         (["init", "NEW", "--address", "x", "--file", "absent.toml"], "absent.toml"),
@@ -222,6 +223,8 @@ def test_certificates_that_ended_are_replaced_and_keys_of_nodes_stay(tmp_path, c
     with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
         shake_hands(keys, "127.0.0.1", keys / "node-1" / "ca.crt")
     capsys.readouterr()
+    assert main(["deploy", "keys", str(where), "--address", "127.0.0.1", "--nodes", "-1"]) == 2
+    assert capsys.readouterr().err == "moiety: `nodes` must be >= 1, got -1.\n"
     refused = ["deploy", "keys", str(where), *words]
     assert main(refused) == 2
     (line,) = capsys.readouterr().err.splitlines()

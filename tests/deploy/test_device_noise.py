@@ -178,6 +178,19 @@ def test_the_noise_of_a_device_stays_in_a_run(tmp_path: Path) -> None:
     assert noise_of_devices(tmp_path) == [(1, letter.head["noise"])]
 
 
+def test_a_device_that_lost_its_count_sends_no_more(tmp_path: Path) -> None:
+    """Else a device whose file is gone would begin to count anew, and cost twice its epsilon."""
+    grid = local_app(tmp_path, 3, epsilon=5.0)
+    device, letter = kill_in_round(grid, 0)
+    device.answer("train", letter)
+    (count,) = device.folder.glob("runs/*/noise.json")
+    count.unlink()
+    later = letter._replace(head={**letter.head, "round": 1})
+    with pytest.raises(mo.MoietyError, match=r"`noise\.json` must be there"):
+        device.answer("train", later)
+    assert not count.exists()
+
+
 def run_with_newcomer(folder: Path, *, joins: int, rounds: int, **privacy: Any) -> tuple[mo.Run, LocalGrid]:
     """Three devices of which two are expected in a round; a fourth is there from round ``joins`` on."""
     data, model = federation((6, 9, 12, 17)), small_model()

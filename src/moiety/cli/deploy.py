@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moiety.errors import must
+from moiety.errors import must, whole
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 deploy = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -66,16 +66,18 @@ def keys(
     """
     _need_flower()
     from moiety.cli.output import say
-    from moiety.deploy.init import KEYS, count_nodes, name_nodes
+    from moiety.deploy.init import KEYS, MOST_NODES, count_nodes, name_nodes
     from moiety.deploy.keys import list_strangers, make_keys
 
     has_keys = (folder / KEYS).is_dir()
     must(has_keys, "DIR", "a folder of moiety deploy init with keys", folder, "Run moiety deploy init.")
+    if nodes is not None:
+        whole("nodes", nodes, 1, MOST_NODES)
     count = count_nodes(folder / KEYS) if nodes is None else nodes
     names = name_nodes(count)
     new = make_keys(folder / KEYS, address or _ask_address(), names)
-    whole = f"All keys of the server and {count} {'node' if count == 1 else 'nodes'} are there"
-    say(f"Made {', '.join(str(each) for each in new)}" if new else f"{whole}; nothing was changed.")
+    text = f"All keys of the server and {count} {'node' if count == 1 else 'nodes'} are there"
+    say(f"Made {', '.join(str(each) for each in new)}" if new else f"{text}; nothing was changed.")
     for path in list_strangers(folder / KEYS, names):
         say(f"{path} is not the authority's: copy {folder / KEYS / 'server' / 'ca.crt'} over it, on the node too.")
 

@@ -70,8 +70,10 @@ def call(command: Sequence[str]) -> int:
 
 def read_plan(app: Path, config: Mapping[str, Any]) -> Plan:
     """The plan of an app, with what its ``pyproject.toml`` and the command set."""
-    flower = read_toml(app / "pyproject.toml").get("tool", {}).get("flwr", {}).get("app", {})
-    known = flower.get("config", {})
+    known: Any = read_toml(app / "pyproject.toml")
+    for key in ("tool", "flwr", "app", "config"):
+        known = known.get(key, {})
+        must(isinstance(known, dict), key, f"a table in {app / 'pyproject.toml'}", f"{known!r:.60}")
     for name in config:  # Flower refuses others too, at every attempt
         must(name in known, "run-config", f"of names in {app / 'pyproject.toml'}", name, near(name, known))
     return read_run_config(load_app(app).plan, {**known, **config})

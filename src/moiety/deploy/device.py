@@ -19,7 +19,7 @@ from moiety import tree
 from moiety.clients import Store
 from moiety.data import FederatedData, Preprocessing
 from moiety.deploy.choice import as_table, choose_model, gather_evidence, keep_choice, read_population, read_turns
-from moiety.deploy.journal import Journal, device_token
+from moiety.deploy.journal import NOISE, RESTORE, Journal, device_token
 from moiety.deploy.letters import Letter, blame_letter, read_noise
 from moiety.deploy.offline import make_own_run, open_own_run
 from moiety.deploy.plan import Plan, digest_of
@@ -301,6 +301,7 @@ class Device:
         if privacy is None or not privacy.local:
             return update
         drawn, before = journal.read_noise()
+        must(before is not None or not journal.list_turns(), NOISE, "there", f"none in {journal.folder}", RESTORE)
         with blame_letter():
             noise = read_noise(head) if privacy.noise is None else float(privacy.noise)
             must(before in (None, noise), "noise", f"{before}, as in earlier rounds of the run", noise)

@@ -18,7 +18,7 @@ from moiety.deploy.roster import ROSTER, load_roster
 from moiety.errors import must, refuse, report_errors
 from moiety.files import write_file
 from moiety.run.checkpoint import find_checkpoint, round_of
-from moiety.run.folder import has_ended, read_config, read_history, read_id
+from moiety.run.folder import has_ended, read_config, read_history_until, read_id, warn_of_lost_rows
 from moiety.run.raw import RawModel
 
 Row = list[str]
@@ -47,7 +47,8 @@ def _server_status(folder: Path) -> Status:
     run, config = read_id(folder), read_config(folder)
     newest = find_checkpoint(folder)
     count, total = 0 if newest is None else round_of(newest), config["run"]["rounds"]
-    history = read_history(folder, run)
+    history, lost = read_history_until(folder, run, count, config["run"])
+    warn_of_lost_rows(folder, lost)
     last = history[-1] if history else {}
     down, up = last.get("down_payload", 0), last.get("up_payload", 0)
     state = "ended" if has_ended(folder, run) else "not ended"
@@ -89,7 +90,7 @@ def load_app(folder: Path) -> App:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    with report_errors("app", "a file that can be run", Exception, f" in {file}"):
+    with report_errors("app", "a file that can be run", (Exception, SystemExit), f" in {file}"):
         spec.loader.exec_module(module)
     app = getattr(module, "app", None)
     if not isinstance(app, App):

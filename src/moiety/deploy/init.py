@@ -18,15 +18,15 @@ from typing import Any
 
 import tomli_w
 
-from moiety.deploy.app import app
 from moiety.deploy.commands import PORT, Link, connection_tables
-from moiety.deploy.declared import read_file
 from moiety.deploy.keys import make_keys, read_addresses
 from moiety.deploy.readme import HOME, write_readme
 from moiety.errors import must, whole
 from moiety.files import make_folder, write_file
 
 APP, KEYS, FILE, OUT = "app", "keys", "federation.toml", "federation"
+MOST_NODES = 1000
+"""The most nodes that get keys."""
 
 DEFAULT = """\
 # What the devices train together. Server and devices read this same file.
@@ -93,13 +93,12 @@ def write_app(
         nodes: how many nodes get keys.
         secure: with TLS and authentication of nodes; without them everybody on the network can read and join.
     """
-    whole("nodes", nodes, 1, 1000)
+    whole("nodes", nodes, 1, MOST_NODES)
     whole("port", port, 1, 65535)
     read_addresses(addresses)
     empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     must(empty, "folder", "a new or an empty one", f"{folder}, which holds something", "Nothing was written.")
-    # A file of the user's own is tried as a whole: what is wrong with it is said here, and not first on a device.
-    rounds = tomllib.loads(DEFAULT)["run"]["rounds"] if file is None else app(**read_file(file)).plan.rounds
+    rounds = tomllib.loads(DEFAULT)["run"]["rounds"] if file is None else _try_file(file)
     content = DEFAULT.encode() if file is None else file.read_bytes()
     make_folder(folder)
     make_folder(folder / APP, private=False)
@@ -120,6 +119,14 @@ def write_app(
         write_readme(replace(link, keys=Path(KEYS) if secure else None), addresses, names).encode(),
         private=False,
     )
+
+
+def _try_file(file: Path) -> int:
+    """Refuse a file that no app can be made of, here and not first on a device; its rounds."""
+    from moiety.deploy.app import app  # loads what trains, which nothing else here needs
+    from moiety.deploy.declared import read_file
+
+    return app(**read_file(file)).plan.rounds
 
 
 def write_connection(home: Path, link: Link) -> None:

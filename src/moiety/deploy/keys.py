@@ -58,6 +58,8 @@ def read_addresses(addresses: Iterable[str]) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
     for address in addresses:
         try:
+            if "%" in address:  # a zone is of one machine alone, and no certificate has one
+                raise ValueError
             names.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
             fits = _HOST.fullmatch(address) is not None and len(address) <= 253
