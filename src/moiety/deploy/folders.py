@@ -13,7 +13,7 @@ from safetensors.torch import save
 from moiety.deploy.app import App
 from moiety.deploy.commands import read_node_config
 from moiety.deploy.device import Device
-from moiety.deploy.journal import DEVICE, Journal
+from moiety.deploy.journal import DEVICE, Journal, list_runs
 from moiety.deploy.roster import ROSTER, load_roster
 from moiety.errors import must, refuse, report_errors
 from moiety.files import write_file
@@ -69,14 +69,14 @@ def _server_status(folder: Path) -> Status:
 def _device_status(folder: Path) -> Status:
     head = ["run", "name", "last round received", "last turn that counted", "noisy uploads", "turns kept"]
     rows = []
-    for place in sorted((folder / "runs").glob("*")):
-        journal = Journal(folder, place.name)
+    for run in list_runs(folder):
+        journal = Journal(folder, run)
         if journal.is_member():
             received = journal.read_received()
             last = "none" if received is None else str(received[1])
             turn = "none" if received is None or received[2] < 0 else str(received[2])
             drawn, kept = journal.read_noise()[0], len(journal.list_turns())
-            rows.append([place.name, str(journal.read_member()["name"]), last, turn, str(drawn), str(kept)])
+            rows.append([run, str(journal.read_member()["name"]), last, turn, str(drawn), str(kept)])
     count = f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}"
     return Status(f"{folder}: a device that has joined {count}", head, rows)
 
@@ -102,7 +102,7 @@ def open_device(app: App, folder: Path, config: str = "") -> Device:
     """The device in a folder, with the ``--node-config`` that its node has besides name and folder."""
     must((folder / DEVICE).exists(), "device", "the folder of a device", folder)
     options = read_node_config(config)
-    journals = [Journal(folder, place.name) for place in sorted((folder / "runs").glob("*"))]
+    journals = [Journal(folder, run) for run in list_runs(folder)]
     names = {str(journal.read_member()["name"]) for journal in journals if journal.is_member()}
     must(len(names) > 0, "device", "one that has joined a run", f"none in {folder}")
     must(len(names) == 1 or "name" in options, "node-config", "one with a name", ", ".join(sorted(names)))

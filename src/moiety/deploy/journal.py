@@ -24,6 +24,7 @@ from moiety.seals import digest, read_sealed, write_sealed
 from moiety.types import Params, Tree
 
 DEVICE, MEMBER, RECEIVED, NOISE = "device.json", "member.json", "received.json", "noise.json"
+RUN = re.compile(r"[0-9a-f]{1,64}")
 TURN = re.compile(r"turn-(\d{8,})\.json")
 RESTORE = "Restore the device's folder from a copy, or let it join under another name."
 
@@ -46,11 +47,16 @@ def device_token(folder: Path) -> str:
     return str(read_sealed(path, keys=["token"])["token"])
 
 
+def list_runs(folder: Path) -> list[str]:
+    """The runs that a device's folder has something of; whatever else somebody has put there is passed over."""
+    return sorted(each.name for each in (folder / "runs").glob("*") if RUN.fullmatch(each.name) and each.is_dir())
+
+
 class Journal:
     """The part of a device's folder that belongs to one run."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        must(re.fullmatch(r"[0-9a-f]{1,64}", run) is not None, "run", "the id of a run", repr(run)[:80])
+        must(RUN.fullmatch(run) is not None, "run", "the id of a run", repr(run)[:80])
         self.folder, self.run = folder / "runs" / run, run
 
     def join(self, member: Mapping[str, Any]) -> None:

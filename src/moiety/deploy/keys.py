@@ -122,7 +122,7 @@ def _make_authority(days: int) -> dict[str, bytes]:
 
 
 def _read_authority(folder: Path) -> Authority:
-    with report_unreadable(folder, "Move it away to make another, and then all other keys anew."):
+    with report_unreadable(folder, RENEW):
         certificate = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     fits = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
