@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 
 from moiety.cli import main
+from moiety.deploy import attempts
 from moiety.deploy import keys as key_files
 from moiety.deploy.init import DEFAULT, write_app
 from moiety.deploy.keys import make_keys
@@ -230,6 +231,12 @@ def test_certificates_that_ended_are_replaced_and_keys_of_nodes_stay(tmp_path, c
     (line,) = capsys.readouterr().err.splitlines()
     assert "`ca.crt` must be valid, got one that ended on" in line
     assert "Move keys/ca and keys/server away" in line
+    monkeypatch.setenv("FLWR_HOME", str(where / "flwr"))
+    monkeypatch.setattr(attempts, "call", lambda command: pytest.fail("flwr would ask for a connection in vain"))
+    monkeypatch.chdir(where)
+    assert main(["deploy", "run", "app"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`ca.crt` must be valid, got one that ended on" in line
     (keys / "ca").rename(tmp_path / "ca")
     assert main(refused) == 2  # the server's certificate is that of the authority before
     (line,) = capsys.readouterr().err.splitlines()

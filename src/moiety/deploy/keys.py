@@ -127,10 +127,15 @@ def _read_authority(folder: Path) -> Authority:
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     fits = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     must(fits, "ca.key", "the key of ca.crt", f"another at {folder}")
+    check_end(certificate, folder / CA_CERTIFICATE)
+    return Authority(certificate, key)  # type: ignore[arg-type]
+
+
+def check_end(certificate: x509.Certificate, path: Path) -> None:
+    """Raise where a certificate is no longer valid."""
     end = certificate.not_valid_after_utc
     is_over = end <= datetime.datetime.now(datetime.UTC)
-    must(not is_over, CA_CERTIFICATE, "valid", f"one that ended on {end:%Y-%m-%d} at {folder}", RENEW)
-    return Authority(certificate, key)  # type: ignore[arg-type]
+    must(not is_over, path.name, "valid", f"one that ended on {end:%Y-%m-%d} at {path}", RENEW)
 
 
 def _check_server(folder: Path, authority: Authority) -> None:
