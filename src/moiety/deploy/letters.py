@@ -137,9 +137,9 @@ def clean_text(text: object, most: int = 300) -> str:
 
 def read_noise(head: Mapping[str, Any]) -> float:
     """The noise that a letter asks for."""
-    noise = head.get("noise")
+    noise: Any = head.get("noise")
     must(is_small(noise) and noise > 0, "noise", f"a number > 0 and up to {LARGEST:g}", f"{noise!r:.40}")
-    return float(noise)  # type: ignore[arg-type]
+    return float(noise)
 
 
 def is_small(value: Any) -> bool:
