@@ -192,7 +192,7 @@ def test_every_command_of_moiety_does_what_it_says_and_prints_no_key(
     ]
     first, *rest = renewed.strip().splitlines()
     assert first == "Made keys/ca, keys/server"
-    copies = [f"keys/node-{k}/ca.crt is not the authority's: copy keys/server/ca.crt over it" for k in (1, 2)]
+    copies = [f"keys/node-{k}/ca.crt is not of keys/ca: copy keys/server/ca.crt over it" for k in (1, 2)]
     assert [line.partition(", on the node")[0] for line in rest] == copies
     assert not [piece for piece in {*before, *secrets_of(trial)} if piece in re.sub(r"\s", "", "".join(outputs))]
 

@@ -67,7 +67,7 @@ def keys(
     _need_flower()
     from moiety.cli.output import say
     from moiety.deploy.init import KEYS, MOST_NODES, count_nodes, name_nodes
-    from moiety.deploy.keys import list_strangers, make_keys
+    from moiety.deploy.keys import explain_strangers, make_keys
 
     has_keys = (folder / KEYS).is_dir()
     must(has_keys, "DIR", "a folder of moiety deploy init with keys", folder, "Run moiety deploy init.")
@@ -78,8 +78,8 @@ def keys(
     new = make_keys(folder / KEYS, address or _ask_address(), names)
     text = f"All keys of the server and {count} {'node' if count == 1 else 'nodes'} are there"
     say(f"Made {', '.join(str(each) for each in new)}" if new else f"{text}; nothing was changed.")
-    for path in list_strangers(folder / KEYS, names):
-        say(f"{path} is not the authority's: copy {folder / KEYS / 'server' / 'ca.crt'} over it, on the node too.")
+    for line in explain_strangers(folder / KEYS, names):
+        say(line)
 
 
 @deploy.command(context_settings=_HELP)

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from moiety.errors import must, refuse, whole
+from moiety.errors import must, whole
 from moiety.files import aside_of, make_folder, new_folder, report_failure, report_unreadable, write_file
 
 DAYS = 30
@@ -93,9 +93,7 @@ def make_keys(folder: Path, addresses: Sequence[str], nodes: Sequence[str], days
         new.append(_write(folder / CA, _make_authority(days)))
     authority = _read_authority(folder / CA)
     root = authority.certificate.public_bytes(serialization.Encoding.PEM)
-    if (folder / SERVER).exists():
-        _check_server(folder / SERVER, authority)
-    else:
+    if not (folder / SERVER).exists():
         new.append(_write(folder / SERVER, {CA_CERTIFICATE: root, **_make_server(authority, names, days)}))
     for node in nodes:
         if not (folder / node).exists():
@@ -138,21 +136,23 @@ def check_end(certificate: x509.Certificate, path: Path) -> None:
     must(not is_over, path.name, "valid", f"one that ended on {end:%Y-%m-%d} at {path}", RENEW)
 
 
-def _check_server(folder: Path, authority: Authority) -> None:
-    """Raise where the server's certificate is of another authority, such as the one before."""
-    with report_unreadable(folder, "Move it away to make another."):
-        certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
+def explain_strangers(folder: Path, nodes: Sequence[str]) -> list[str]:
+    """What to do about certificates that are not of the authority, such as those of the one before it."""
+    authority, lines = _read_authority(folder / CA).certificate, []
+    own = folder / SERVER / CERTIFICATE
+    with report_unreadable(own.parent, "Move it away to make another."):
+        certificate = x509.load_pem_x509_certificate(own.read_bytes())
     try:
-        certificate.verify_directly_issued_by(authority.certificate)
+        certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, TypeError, ValueError):
-        refuse(CERTIFICATE, f"signed by {CA_CERTIFICATE}", f"one of another authority at {folder}", RENEW)
-
-
-def list_strangers(folder: Path, nodes: Sequence[str]) -> list[Path]:
-    """The certificates of nodes that are not the authority's: these nodes would refuse the server."""
+        hint = f"move {own.parent} away and give this command again, unless it is of an authority of your own"
+        lines.append(f"{own} is not of {folder / CA}: {hint}.")
     root = (folder / CA / CA_CERTIFICATE).read_bytes()
-    paths = [folder / node / CA_CERTIFICATE for node in nodes]
-    return [path for path in paths if not path.is_file() or path.read_bytes() != root]
+    for path in (folder / node / CA_CERTIFICATE for node in nodes):
+        if not path.is_file() or path.read_bytes() != root:
+            hint = f"copy {own.parent / CA_CERTIFICATE} over it, on the node too"
+            lines.append(f"{path} is not of {folder / CA}: {hint}.")
+    return lines
 
 
 def _make_server(authority: Authority, names: list[x509.GeneralName], days: int) -> dict[str, bytes]:
