@@ -5,8 +5,8 @@ All tests in this folder read it, and ``tests/golden`` pins what it builds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import nn
 import moiety as mo
 from moiety.algorithms import ALGORITHMS
 from moiety.engines.problem import Problem
+from moiety.local import Optimiser
 from moiety.split import Split
 from moiety.task import from_module
 from moiety.types import Algorithm
@@ -33,6 +34,11 @@ MATRICES = {"u": "a", "v": "b"}
 """The blocks of a least-squares problem and the columns that go with them."""
 ROUNDS = 100
 """After so many rounds most algorithms have solved it; where one never rests, NumPy says where it is then."""
+
+ADAMW = mo.adamw(0.01, epochs=1, batch_size=8, accumulate=2, lr_decay="cosine")
+"""Local work of which plain SGD has nothing: micro-batches, and a rate that decays."""
+KEPT = replace(ADAMW, keep_state=True)
+"""The same for parts whose optimiser can be kept between rounds."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Row:
     variant: str = ""
     alike: bool = False
     """Whether clients weigh the same whatever their size, and there is no option for it."""
+    optimisers: Mapping[str, Optimiser] = field(default_factory=dict)
+    """Local work that is tried where a part takes any optimiser, for parts where ``ADAMW`` will not do, or not all."""
     rounds: int = ROUNDS
     """How many it takes to the end on least squares: fewer with many small steps a round, more with one on all."""
 
@@ -167,8 +175,16 @@ TABLE = [
         {"shared_steps": 1, "personal_steps": 1},
         ("v",),
         _head,
+        optimisers={"personal": KEPT},
     ),
-    Row("fedsim", lambda **o: flat(mo.fedsim, shared_lr=0.1, personal_lr=0.2, **o), {"steps": 1}, ("v",), _head),
+    Row(
+        "fedsim",
+        lambda **o: flat(mo.fedsim, shared_lr=0.1, personal_lr=0.2, **o),
+        {"steps": 1},
+        ("v",),
+        _head,
+        optimisers={"personal": KEPT},
+    ),
     Row(
         "local_only",
         lambda **o: flat(mo.local_only, lr=0.1, **o),
@@ -176,6 +192,7 @@ TABLE = [
         ("u", "v"),
         mo.split.everything,
         weighted=False,
+        optimisers={"personal": KEPT},
         rounds=180,
     ),
     Row(
@@ -186,6 +203,7 @@ TABLE = [
         _head,
         weighted=False,
         limit=lambda clients, weights, start: pulled.finetuned_limit(clients, start, MATRICES, ("v",)),
+        optimisers={"personal": KEPT},
     ),
     Row(
         "ditto",
@@ -194,6 +212,7 @@ TABLE = [
         (),
         mo.split.nothing,
         limit=lambda clients, weights, start: pulled.ditto_limit(clients, weights, 0.5, MATRICES),
+        optimisers={"personal": replace(ADAMW, pull=0.5)},
     ),
     Row(
         "ditto",
@@ -212,6 +231,7 @@ TABLE = [
         (),
         mo.split.nothing,
         limit=lambda clients, weights, start: pulled.pfedme_limit(clients, weights, 2.0, MATRICES),
+        optimisers={"personal": mo.adamw(0.01, pull=0.5)},
         rounds=40,
     ),
     Row("ffgg", _ffgg, {"inner_steps": 40}, ("v",), _head, rounds=40),
@@ -228,15 +248,31 @@ TABLE = [
         # The coin never lets it rest: with its throws known, NumPy says where it is after as many rounds.
         limit=lambda clients, weights, start: oracle_l2gd.run(clients, weights, start, ROUNDS, MATRICES, **L2GD),
     ),
-    Row("fedper", lambda **o: flat(mo.fedper, lr=0.1, **o), {"steps": 1}, ("v",), _head, rounds=180),
+    Row(
+        "fedper",
+        lambda **o: flat(mo.fedper, lr=0.1, **o),
+        {"steps": 1},
+        ("v",),
+        _head,
+        rounds=180,
+        optimisers={"personal": KEPT},
+    ),
     Row(
         "fedrep",
         lambda **o: flat(mo.fedrep, lr=0.2, **{"weighting": "examples", "personal_epochs": 2, **o}),
         {"shared_steps": 1, "personal_epochs": 1},
         ("v",),
         _head,
+        optimisers={"personal": KEPT},
     ),
-    Row("lg_fedavg", lambda **o: flat(mo.lg_fedavg, lr=0.1, **o), {"steps": 1}, ("u",), _body),
+    Row(
+        "lg_fedavg",
+        lambda **o: flat(mo.lg_fedavg, lr=0.1, **o),
+        {"steps": 1},
+        ("u",),
+        _body,
+        optimisers={"personal": KEPT},
+    ),
     Row(
         "per_fedavg",
         _per_fedavg,
@@ -293,6 +329,7 @@ TABLE = [
         {"epochs": 1, "density": 1.0},
         (),
         mo.split.nothing,
+        optimisers={"shared": replace(ADAMW, lr_decay="constant", epochs=2)},
     ),
     Row(
         "subsampling",
