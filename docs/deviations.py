@@ -1,8 +1,8 @@
 """Write what the docs say of algorithms in more than one place.
 
-The deviations in an algorithm's docstring go into its page, the table in the page's section "Local work" goes into
-``local-work.md``, and the names go into the README. ``python docs/deviations.py`` writes all of these; with ``--check``
-it only says which are out of date, and ends with 1.
+The deviations in an algorithm's docstring go into its page. The table in the page's section "Local work" goes into
+``local-work.md``. The names go into the README, and their number into it and into ``comparison.md``.
+``python docs/deviations.py`` writes all of these; with ``--check`` it only says which are out of date, and ends with 1.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from moiety.algorithms import ALGORITHMS
 
 DOCS = Path(__file__).parent
 PAGES, TABLE, README = DOCS / "algorithms", DOCS / "local-work.md", DOCS.parent / "README.md"
+COMPARISON = DOCS / "comparison.md"
 HEADER = "| `shared=` | `personal=` | `pull` pulls towards |\n|---|---|---|\n"
 ROW = re.compile(rf"^## Local work\n\n{re.escape(HEADER)}(\|(?:[^|\n]*\|){{3}})$", re.MULTILINE)
 
@@ -56,10 +57,19 @@ def fill_readme(page: str) -> str:
     return re.sub(r"(?<=^\| algorithms \| ).*(?= \|$)", names, page, flags=re.MULTILINE)
 
 
+def fill_number(page: str) -> str:
+    """The page with the number of algorithms, where it says "24 algorithms, ..." or "24 algorithms: ..."."""
+    return re.sub(r"\b\d+(?= algorithms[,:])", str(len(ALGORITHMS)), page)
+
+
 def main() -> int:
     """Write or check all pages."""
-    before = {path: path.read_text(encoding="utf-8") for path in (TABLE, README)}
-    after = {TABLE: fill_table(before[TABLE]), README: fill_readme(before[README])}
+    before = {path: path.read_text(encoding="utf-8") for path in (TABLE, README, COMPARISON)}
+    after = {
+        TABLE: fill_table(before[TABLE]),
+        README: fill_number(fill_readme(before[README])),
+        COMPARISON: fill_number(before[COMPARISON]),
+    }
     for name in ALGORITHMS:
         path = PAGES / f"{name}.md"
         before[path] = path.read_text(encoding="utf-8")
