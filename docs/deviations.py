@@ -32,9 +32,12 @@ def read_deviations(name: str) -> str:
 
 
 def fill_page(page: str, deviations: str) -> str:
-    """The page with these deviations in its section."""
-    section = re.compile(r"(?<=^## Deviations\n\n).*?(?=\n^## |\Z)", re.MULTILINE | re.DOTALL)
-    return section.sub(lambda _: deviations + "\n", page)
+    """The page with these deviations in its section, which may be empty before."""
+    section = re.search(r"^## Deviations\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    if section is None:
+        raise SystemExit(f"a page has no section Deviations: {page.splitlines()[0]}")
+    rest = page[section.end() :]
+    return f"{page[: section.start(1)]}\n{deviations}\n" + (f"\n{rest}" if rest else "")
 
 
 def read_row(name: str) -> str:

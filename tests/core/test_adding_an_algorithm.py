@@ -47,6 +47,9 @@ mo.{NAME}(shared=0.1)
 
 ## Deviations
 
+## Evidence
+
+Tests.
 """
 FILE = f"""
 model = {{name = "mlp", hidden = [8]}}
@@ -143,7 +146,9 @@ def test_the_docs_have_it(house):
     table = (house / "docs" / "local-work.md").read_text(encoding="utf-8")
     assert f"\n| [`{NAME}`](algorithms/{NAME}.md) | any | | |\n" in table
     assert f"| algorithms | `{NAME}`, `apfl`, " in (house / "README.md").read_text(encoding="utf-8")
-    assert "\nNone." in (house / PAGE).read_text(encoding="utf-8").partition("## Deviations\n")[2]
+    page = (house / PAGE).read_text(encoding="utf-8")
+    assert "\n\n## Deviations\n\nNone.\n" in page
+    assert page.endswith("\n\n## Evidence\n\nTests.\n")
     numbers = {
         int(re.search(r"(\d+) algorithms[,:]", (root / page).read_text(encoding="utf-8"))[1])
         for root, page in ((house, "README.md"), (house, "docs/comparison.md"))
