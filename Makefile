@@ -95,7 +95,7 @@ nightly: install
 pins: install
 	$(BIN)/python tests/golden/pin.py
 
-# Copies the deviations that stand in the algorithms' files into their docs pages.
+# Copies what algorithms' files and pages say (deviations, local work, names) into the other pages that have it.
 deviations: install
 	$(BIN)/python docs/deviations.py
 
