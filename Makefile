@@ -14,7 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/engines/test_killed_run.py \
 	tests/engines/test_resume.py tests/conformance/test_conformance_engines.py \
 	tests/conformance/test_conformance_processes.py tests/data/test_folder.py tests/engines/test_estimator.py tests/fuzz \
-	tests/recipes/test_fetched_data.py tests/experiments/test_recommend.py
+	tests/recipes/test_fetched_data.py tests/experiments/test_recommend.py \
+	tests/conformance/test_safeguard_conformance.py
 
 .PHONY: demo test test-extras test-browser test-deploy docs mypy pytest nightly pins deviations bench bench-quick install format clean
 
@@ -94,7 +95,7 @@ nightly: install
 pins: install
 	$(BIN)/python tests/golden/pin.py
 
-# Copies the deviations that stand in the algorithms' files into their docs pages.
+# Copies what algorithms' files and pages say (deviations, local work, names) into the other pages that have it.
 deviations: install
 	$(BIN)/python docs/deviations.py
 

@@ -1,4 +1,4 @@
-"""What mkdocs does besides: pages from files outside ``docs``, and the reference of all public names."""
+"""What mkdocs does besides: pages from files outside ``docs``, a folder's pages in the navigation, the reference."""
 
 from __future__ import annotations
 
@@ -55,6 +55,25 @@ REFERENCE: dict[str, tuple[str, tuple[str, ...]]] = {
 ALGORITHMS = "moiety.algorithms."
 SOURCE = re.compile(r"Source:\s+`src/moiety/algorithms/(\w+)\.py`")
 """What the page of an algorithm says of its file: on the site the entry of the reference follows."""
+
+
+def on_config(config: Any) -> Any:
+    """Put the pages of a folder into the navigation where it has ``folder/*.md``, by their titles."""
+    for section in config.nav:
+        for title, pattern in section.items():
+            if isinstance(pattern, str) and pattern.endswith("/*.md"):
+                section[title] = list_pages(pattern)
+    return config
+
+
+def list_pages(pattern: str) -> list[dict[str, str]]:
+    """Pages in ``docs`` by their first line, in the order of the alphabet."""
+    docs = ROOT / "docs"
+    titles = {
+        page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# "): page.relative_to(docs).as_posix()
+        for page in docs.glob(pattern)
+    }
+    return [{title: titles[title]} for title in sorted(titles, key=str.casefold)]
 
 
 def on_files(files: Files, config: Any) -> Files:

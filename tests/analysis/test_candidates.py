@@ -34,6 +34,14 @@ def test_many_layers_are_grouped_by_the_modules_they_are_in():
     assert [len(group) for group in group_layers(chain)] == [3] * 6 + [2]
 
 
+def test_titles_begin_a_sentence_and_end_no_clause():
+    """They stand in the middle of sentences too: "its best rival, a ..., 95.3%"."""
+    model = mo.models.mlp(64, 10, hidden=(16,), seed=0)
+    for each in list_candidates(model, make_fed(), mo.sgd(0.1), list_splits(model), loss="cross_entropy"):
+        assert each.title[0].isupper()
+        assert each.title[-1].isalnum() or each.title[-1] == ")"
+
+
 def test_fedpop_joins_where_rows_are_few_and_own_candidates_always():
     model, fed = mo.models.mlp(64, 10, hidden=(16,), seed=0), make_fed()
     own = {

@@ -11,6 +11,7 @@ import torch
 from oracle_problems import split_of
 
 import moiety as mo
+from moiety.analysis.diagnose_split import ENOUGH, Diagnosis, SplitRow
 from moiety.errors import MoietyError
 
 D, E = 4, 3
@@ -234,3 +235,11 @@ def test_bad_input_is_one_line(options, line):
         mo.diagnose_split(bilevel.task(START, W0), data(), **{"splits": {"w": SPLITS["w"]}, **options})
     assert str(error.value).startswith(line)
     assert "\n" not in str(error.value)
+
+
+def test_the_sentence_tells_missing_rows_from_scores_that_are_not_finite():
+    row = SplitRow("w", 1, 1, 1.0, 1.0, 1.0, 1.0, 0.0, 0.5, None, ENOUGH)
+    without = Diagnosis((row,), 0.01, 5, "auroc", higher_is_better=True)
+    assert "There are no validation rows, so nothing is said of scores." in without.sentence
+    strange = replace(without, splits=(replace(row, metric=np.nan),))
+    assert "No score on validation rows is finite, so nothing is said of scores." in strange.sentence

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from cli_command import call, one_line
 
+from moiety.experiments.search import Search
+
 FILE = """
 [data]
 name = "digits"
@@ -61,6 +63,16 @@ def test_the_answer_and_the_winner_that_the_file_trains(capsys, file, tmp_path):
         (["--steps", "3,1"], "`steps` must be four whole numbers"),
         (["--set", "data.validation=0.0"], "`data` must be of some validation rows"),
         (["--set", "data.clients=3"], "`data` must be those of at least 4 clients"),
+        (["--set", "data.clients=1"], "`data` must be those of at least 4 clients"),
+        (["--set", "data.clints=5"], "Did you mean clients?"),
+        (["--set", "model.name=mpl"], "`model.name` must be"),
+        (["--set", "split.personal=['body']"], "body"),
+        (["--set", "split.name=ouput_layer"], "Did you mean output_layer"),
+        (["--set", "algorithm.shared={name='sgd', lr=0.1, batchsize=4}"], "Did you mean batch_size?"),
+        (["--set", "run.rounds=1"], "`rounds` must be >= 2, got 1"),
+        (["--out", "small.toml"], "`out` must be a folder"),
+        (["--out", "/proc/none"], "`out` must be a folder that can be written"),
+        (["--seed", "-1"], "`seed` must be >= 0, got -1"),
     ],
 )
 def test_bad_input_is_one_line(capsys, file, words, message):
@@ -68,3 +80,35 @@ def test_bad_input_is_one_line(capsys, file, words, message):
     assert result.code == 2
     assert one_line(result.err)
     assert message in result.err
+
+
+def test_a_file_that_is_missing_or_has_stages_is_one_line(capsys, file):
+    result = call(capsys, "recommend", "absent.toml")
+    assert result.code == 2
+    assert one_line(result.err)
+    assert "absent.toml" in result.err
+    file.write_text(FILE + "\n[[stage]]\nrounds = 3\n")
+    result = call(capsys, "recommend", file)
+    assert result.code == 2
+    assert one_line(result.err)
+    assert "Leave them out: recommend makes stages of its own." in result.err
+
+
+def test_a_search_that_was_stopped_goes_on_with_its_own_budget_alone(capsys, file, monkeypatch):
+    """Ctrl-C is one line. Another budget is another search, and the refusal says so."""
+    words = ["recommend", file, "--budget", "300000", "--quiet"]
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Search, "run_candidate", stop)
+        result = call(capsys, *words)
+    assert result.code == 130
+    assert one_line(result.err)
+    assert "the same command goes on" in result.err
+    result = call(capsys, "recommend", file, "--budget", "200000", "--quiet")
+    assert result.code == 2
+    assert one_line(result.err)
+    assert "`budget` must be what the recommend in runs/small-recommend began with" in result.err
+    assert "got 200000 instead of 300000. Choose another folder." in result.err

@@ -1,9 +1,12 @@
-"""The conformance table: a row per algorithm. Adding an algorithm is adding a row."""
+"""The conformance table: a row per algorithm. Adding an algorithm is adding a row.
+
+All tests in this folder read it, and ``tests/golden`` pins what it builds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -22,9 +25,20 @@ from torch import nn
 import moiety as mo
 from moiety.algorithms import ALGORITHMS
 from moiety.engines.problem import Problem
+from moiety.local import Optimiser
 from moiety.split import Split
 from moiety.task import from_module
 from moiety.types import Algorithm
+
+MATRICES = {"u": "a", "v": "b"}
+"""The blocks of a least-squares problem and the columns that go with them."""
+ROUNDS = 100
+"""After so many rounds most algorithms have solved it; where one never rests, NumPy says where it is then."""
+
+ADAMW = mo.adamw(0.01, epochs=1, batch_size=8, accumulate=2, lr_decay="cosine")
+"""Local work of which plain SGD has nothing: micro-batches, and a rate that decays."""
+KEPT = replace(ADAMW, keep_state=True)
+"""The same for parts whose optimiser can be kept between rounds."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,8 @@ class Row:
     ``one_step`` makes it take a single full-batch step on each block. ``personal`` says which blocks of a
     least-squares problem with blocks u and v are each client's own, ``split`` does it for a module with layers
     ``hidden1`` and ``head``. ``limit(clients, weights, start)`` says where least squares end, as shared blocks and
-    the clients' own; by default at the minimiser of the weighted mean over both. ``variant`` tells two rows apart.
+    the clients' own; by default at the minimiser of the weighted mean over both. Rows that solve the same problem give
+    the same function. ``variant`` tells two rows of an algorithm apart; its first row has none.
     """
 
     name: str
@@ -49,6 +64,10 @@ class Row:
     variant: str = ""
     alike: bool = False
     """Whether clients weigh the same whatever their size, and there is no option for it."""
+    optimisers: Mapping[str, Optimiser] = field(default_factory=dict)
+    """Local work that is tried where a part takes any optimiser, for parts where ``ADAMW`` will not do, or not all."""
+    rounds: int = ROUNDS
+    """How many it takes to the end on least squares: fewer with many small steps a round, more with one on all."""
 
     def weightings(self) -> list[dict[str, Any]]:
         return [{"weighting": w} for w in ("examples", "batches", "uniform")] if self.weighted else [{}]
@@ -58,12 +77,6 @@ class Row:
         if self.limit is not None:
             return self.limit(clients, weights, start)
         return ref.minimiser(clients, weights, MATRICES, self.personal)[:2]
-
-
-MATRICES = {"u": "a", "v": "b"}
-"""The blocks of a least-squares problem and the columns that go with them."""
-ROUNDS = 100
-"""After so many rounds most algorithms have solved it; where one never rests, NumPy says where it is then."""
 
 
 def _head(model: nn.Module) -> Split:
@@ -125,6 +138,10 @@ def _per_fedavg(momentum=0.0, **options: Any) -> Algorithm:
     return flat(mo.per_fedavg, lr=0.3, personal_lr=0.1, **{"weighting": "examples", **options})
 
 
+def _apfl_limit(clients: Any, weights: Any, start: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return mixtures.apfl_limit(clients, weights, MATRICES)
+
+
 def _apfl(momentum=0.0, **options: Any) -> Algorithm:
     """APFL, whose steps have no momentum."""
     return flat(mo.apfl, lr=0.1, personal_lr=0.4, alpha=0.7, **{"weighting": "examples", **options})
@@ -158,10 +175,25 @@ TABLE = [
         {"shared_steps": 1, "personal_steps": 1},
         ("v",),
         _head,
+        optimisers={"personal": KEPT},
     ),
-    Row("fedsim", lambda **o: flat(mo.fedsim, shared_lr=0.1, personal_lr=0.2, **o), {"steps": 1}, ("v",), _head),
     Row(
-        "local_only", lambda **o: flat(mo.local_only, lr=0.1, **o), {"steps": 1}, ("u", "v"), mo.split.everything, False
+        "fedsim",
+        lambda **o: flat(mo.fedsim, shared_lr=0.1, personal_lr=0.2, **o),
+        {"steps": 1},
+        ("v",),
+        _head,
+        optimisers={"personal": KEPT},
+    ),
+    Row(
+        "local_only",
+        lambda **o: flat(mo.local_only, lr=0.1, **o),
+        {"steps": 1},
+        ("u", "v"),
+        mo.split.everything,
+        weighted=False,
+        optimisers={"personal": KEPT},
+        rounds=180,
     ),
     Row(
         "finetune",
@@ -171,6 +203,7 @@ TABLE = [
         _head,
         weighted=False,
         limit=lambda clients, weights, start: pulled.finetuned_limit(clients, start, MATRICES, ("v",)),
+        optimisers={"personal": KEPT},
     ),
     Row(
         "ditto",
@@ -179,6 +212,7 @@ TABLE = [
         (),
         mo.split.nothing,
         limit=lambda clients, weights, start: pulled.ditto_limit(clients, weights, 0.5, MATRICES),
+        optimisers={"personal": replace(ADAMW, pull=0.5)},
     ),
     Row(
         "ditto",
@@ -197,9 +231,11 @@ TABLE = [
         (),
         mo.split.nothing,
         limit=lambda clients, weights, start: pulled.pfedme_limit(clients, weights, 2.0, MATRICES),
+        optimisers={"personal": mo.adamw(0.01, pull=0.5)},
+        rounds=40,
     ),
-    Row("ffgg", _ffgg, {"inner_steps": 40}, ("v",), _head),
-    Row("local_ffgg", _local_ffgg, {"inner_steps": 2, "steps": 1}, ("v",), _head),
+    Row("ffgg", _ffgg, {"inner_steps": 40}, ("v",), _head, rounds=40),
+    Row("local_ffgg", _local_ffgg, {"inner_steps": 2, "steps": 1}, ("v",), _head, rounds=40),
     Row("scaffold", _scaffold, {"steps": 1}, (), mo.split.nothing),
     Row("local_gd", _local_gd, {"steps": 1}, (), mo.split.nothing, weighted=False),
     Row(
@@ -212,15 +248,31 @@ TABLE = [
         # The coin never lets it rest: with its throws known, NumPy says where it is after as many rounds.
         limit=lambda clients, weights, start: oracle_l2gd.run(clients, weights, start, ROUNDS, MATRICES, **L2GD),
     ),
-    Row("fedper", lambda **o: flat(mo.fedper, lr=0.1, **o), {"steps": 1}, ("v",), _head),
+    Row(
+        "fedper",
+        lambda **o: flat(mo.fedper, lr=0.1, **o),
+        {"steps": 1},
+        ("v",),
+        _head,
+        rounds=180,
+        optimisers={"personal": KEPT},
+    ),
     Row(
         "fedrep",
         lambda **o: flat(mo.fedrep, lr=0.2, **{"weighting": "examples", "personal_epochs": 2, **o}),
         {"shared_steps": 1, "personal_epochs": 1},
         ("v",),
         _head,
+        optimisers={"personal": KEPT},
     ),
-    Row("lg_fedavg", lambda **o: flat(mo.lg_fedavg, lr=0.1, **o), {"steps": 1}, ("u",), _body),
+    Row(
+        "lg_fedavg",
+        lambda **o: flat(mo.lg_fedavg, lr=0.1, **o),
+        {"steps": 1},
+        ("u",),
+        _body,
+        optimisers={"personal": KEPT},
+    ),
     Row(
         "per_fedavg",
         _per_fedavg,
@@ -244,7 +296,7 @@ TABLE = [
         {"steps": 1},
         (),
         mo.split.nothing,
-        limit=lambda clients, weights, start: mixtures.apfl_limit(clients, weights, MATRICES),
+        limit=_apfl_limit,
     ),
     Row(
         "apfl",
@@ -252,7 +304,7 @@ TABLE = [
         {"steps": 1},
         (),
         mo.split.nothing,
-        limit=lambda clients, weights, start: mixtures.apfl_limit(clients, weights, MATRICES),
+        limit=_apfl_limit,
         variant="-adaptive",
     ),
     # Vectors are never masked: least squares are solved at density 1, where each of these is FedAvg.
@@ -277,6 +329,7 @@ TABLE = [
         {"epochs": 1, "density": 1.0},
         (),
         mo.split.nothing,
+        optimisers={"shared": replace(ADAMW, lr_decay="constant", epochs=2)},
     ),
     Row(
         "subsampling",
@@ -322,7 +375,15 @@ TABLE = [
         variant="-normalised",
     ),
     Row("central", _online(mo.central, lr=0.1 / 30, weighting="examples"), {}, (), mo.split.nothing, weighted=False),
-    Row("independent", _online(mo.independent, lr=0.1), {}, ("u", "v"), mo.split.everything, weighted=False),
+    Row(
+        "independent",
+        _online(mo.independent, lr=0.1),
+        {},
+        ("u", "v"),
+        mo.split.everything,
+        weighted=False,
+        rounds=180,
+    ),
 ]
 NAMES = [row.name + row.variant for row in TABLE]
 

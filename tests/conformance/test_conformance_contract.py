@@ -1,4 +1,5 @@
 import copy
+import inspect
 from functools import partial
 
 import numpy as np
@@ -6,9 +7,11 @@ import pytest
 import torch
 from conformance_table import NAMES, TABLE, mlp_problem, table_is_complete
 from oracle_problems import engine_name, next_server, serve
+from through_a_file import check_rebuilt
 from torch import Tensor
 
 from moiety import tree
+from moiety.algorithms import ALGORITHMS
 from moiety.engines.base import RoundInfo
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
@@ -21,6 +24,14 @@ FIX = {"batch_size": 2, "momentum": 0.5, "weight_decay": 0.1, "clip": 1.0}
 
 def test_every_algorithm_has_a_row():
     assert table_is_complete()
+
+
+@pytest.mark.parametrize("row", TABLE, ids=NAMES)
+def test_a_file_can_describe_it(row):
+    algorithm = row.build(batch_size=2)
+    assert algorithm.spec["name"] == row.name
+    assert set(algorithm.spec) - {"name"} <= set(inspect.signature(ALGORITHMS[row.name]).parameters)
+    check_rebuilt(algorithm, algorithm.spec)
 
 
 def begin(row, dtype=torch.float32):

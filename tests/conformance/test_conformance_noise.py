@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 from conformance_table import NAMES, TABLE
 from oracle_problems import federated, image_clients
 
 import moiety as mo
+from moiety.algorithms import ALGORITHMS
 from moiety.run.build import algorithm_from
 from moiety.server.mean import RUNNING
 from moiety.types import Algorithm
@@ -16,10 +19,14 @@ DATA = federated(image_clients([3, 5, 2]))
 ROWS = dict(zip(NAMES, TABLE, strict=True))
 
 
+def has_weighting(row) -> bool:
+    return "weighting" in inspect.signature(ALGORITHMS[row.name]).parameters
+
+
 def build(row) -> Algorithm:
-    """The row's algorithm with weights that are all 1."""
+    """The row's algorithm, with weights that are all 1 where it lets the user choose."""
     how = row.build()
-    return how if row.alike else algorithm_from({**how.spec, "weighting": "uniform"})
+    return algorithm_from({**how.spec, "weighting": "uniform"}) if has_weighting(row) else how
 
 
 def fit(row, how: Algorithm, privacy: mo.privacy.Gaussian | None) -> mo.Run:
@@ -35,7 +42,8 @@ def fit(row, how: Algorithm, privacy: mo.privacy.Gaussian | None) -> mo.Run:
     )
 
 
-JOINED = {name: row for name, row in ROWS.items() if row.build().aggregator in RUNNING}
+ADDED = {name: row for name, row in ROWS.items() if row.build().aggregator in RUNNING}
+JOINED = {name: row for name, row in ADDED.items() if row.alike or has_weighting(row)}
 
 
 @pytest.mark.parametrize("where", ["central", "local"])
@@ -62,7 +70,8 @@ def test_noise_reaches_everything_that_goes_up(row):
 
 @pytest.mark.parametrize("row", [row for name, row in ROWS.items() if name not in JOINED], ids=lambda row: row.name)
 def test_others_refuse_in_one_line(row):
-    with pytest.raises(mo.MoietyError, match="`privacy` must be left out for") as error:
+    refusal = "`weight` must be 1 for every client" if row in ADDED.values() else "`privacy` must be left out for"
+    with pytest.raises(mo.MoietyError, match=refusal) as error:
         fit(row, row.build(), mo.privacy.gaussian(clip=1.0, noise=0.5, delta=1e-3))
     assert "\n" not in str(error.value)
 

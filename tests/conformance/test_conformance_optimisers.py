@@ -1,5 +1,9 @@
-"""Which algorithms take any optimiser: the engines agree about each, the others refuse it, and the docs say so."""
+"""Which algorithms take any optimiser: the engines agree about each part, and the other parts refuse it.
 
+What a part takes is read from the row on local work in the algorithm's page, which the docs show to users.
+"""
+
+import inspect
 import re
 from dataclasses import replace
 from functools import partial
@@ -7,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conformance_table import TABLE
+from conformance_table import ADAMW, TABLE
 from test_conformance_engines import agree, results
 
 import moiety as mo
@@ -15,73 +19,75 @@ from moiety.algorithms import ALGORITHMS
 from moiety.engines.sequential import Sequential
 from moiety.engines.vectorised import Vectorised
 from moiety.errors import MoietyError
+from moiety.run.build import algorithm_from
 
-DOCS = Path(__file__).parents[2] / "docs" / "local-work.md"
-PULLED = mo.sgd(0.1, pull=1.0)
+PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
+ROWS = {row.name: row for row in reversed(TABLE)}
+"""The first row of each algorithm."""
+LOCAL_WORK = re.compile(r"\b(Optimiser|Online|Solver|Kernel)\b")
+
+
+def read_parts(name: str) -> dict[str, str]:
+    """What each part of an algorithm takes: the words of its page. A cell may go on with a further part."""
+    _, _, section = (PAGES / f"{name}.md").read_text(encoding="utf-8").partition("\n## Local work\n")
+    shared, personal, _ = section.splitlines()[3].strip("|").split("|")
+    further = re.split(r"; `(\w+)=`: ", personal)
+    parts = {"shared": shared, "personal": further[0], **dict(zip(further[1::2], further[2::2], strict=True))}
+    return {part: words.strip() for part, words in parts.items() if words.strip()}
+
+
+PARTS = {name: read_parts(name) for name in sorted(ALGORITHMS)}
 ANY = {
-    "fedavg": lambda how, stateful: mo.fedavg(shared=how),
-    "local_only": lambda how, stateful: mo.local_only(personal=stateful),
-    "fedalt": lambda how, stateful: mo.fedalt(shared=how, personal=stateful),
-    "fedsim": lambda how, stateful: mo.fedsim(shared=how, personal=stateful),
-    "finetune": lambda how, stateful: mo.finetune(personal=stateful),
-    "ditto": lambda how, stateful: mo.ditto(shared=how, personal=replace(how, pull=0.5)),
-    "pfedme": lambda how, stateful: mo.pfedme(shared=mo.sgd(0.1, batch_size=16), personal=mo.adamw(0.01, pull=0.5)),
-    "ffgg": lambda how, stateful: mo.ffgg(shared=0.1, personal=how),
-    "local_ffgg": lambda how, stateful: mo.local_ffgg(shared=0.1, personal=0.1, solver=how),
-    "fedspa": lambda how, stateful: mo.fedspa(shared=how),
-    "subsampling": lambda how, stateful: mo.subsampling(shared=how),
-    "sub_fedavg": lambda how, stateful: mo.sub_fedavg(shared=replace(how, lr_decay="constant", epochs=2)),
-    "fedrep": lambda how, stateful: mo.fedrep(shared=how, personal=stateful),
-    "fedper": lambda how, stateful: mo.fedper(shared=how, personal=stateful),
-    "lg_fedavg": lambda how, stateful: mo.lg_fedavg(shared=how, personal=stateful),
+    name: [part for part, words in parts.items() if re.search(r"\bany\b", words)]
+    for name, parts in PARTS.items()
+    if re.search(r"\bany\b", " ".join(parts.values()))
 }
-"""What makes each algorithm of an optimiser, and of one that keeps its state."""
-PLAIN = {
-    "scaffold": lambda how: mo.scaffold(shared=how),
-    "local_gd": lambda how: mo.local_gd(shared=how),
-    "l2gd": lambda how: mo.l2gd(personal=how, probability=0.5),
-    "apfl": lambda how: mo.apfl(shared=how),
-    "per_fedavg": lambda how: mo.per_fedavg(shared=how, personal=0.1),
-    "fedpop": lambda how: mo.fedpop(shared=how, personal=mo.kernel.langevin(step=0.01)),
-}
-PARTS = {
-    "apfl-personal": lambda how: mo.apfl(shared=0.1, personal=how),
-    "per_fedavg-personal": lambda how: mo.per_fedavg(shared=0.1, personal=how),
-    "pfedme-shared": lambda how: mo.pfedme(shared=how, personal=PULLED),
-    "ffgg-shared": lambda how: mo.ffgg(shared=how, personal=mo.adam(0.1, steps=2)),
-    "local_ffgg-personal": lambda how: mo.local_ffgg(shared=0.1, personal=how, solver=mo.adam(0.1, steps=2)),
-}
-ONLINE = {"glocal_sgd", "central", "independent"}
+PLAIN = [(name, part) for name, parts in PARTS.items() for part, words in parts.items() if words.startswith("sgd")]
+OTHERS = [
+    (name, part)
+    for name, parts in PARTS.items()
+    for part in parts
+    if part not in ANY.get(name, ()) and (name, part) not in PLAIN
+]
+
+
+def build(name, **parts):
+    """The algorithm of a row with other local work."""
+    spec = ROWS[name].build(batch_size=16).spec
+    return algorithm_from({**spec, **{part: how.spec for part, how in parts.items()}})
 
 
 @pytest.mark.parametrize("name", ANY)
 def test_engines_agree(name):
     """On clients of unequal size, in two rounds, with micro-batches and a rate that decays."""
-    how = mo.adamw(0.01, epochs=1, batch_size=8, accumulate=2, lr_decay="cosine")
-    stateful = replace(how, keep_state=True)
-    row = next(row for row in TABLE if row.name == name)
-    row = replace(row, build=lambda batch_size: ANY[name](how, stateful))
+    row = ROWS[name]
+    algorithm = build(name, **{part: row.optimisers.get(part, ADAMW) for part in ANY[name]})
+    row = replace(row, build=lambda batch_size: algorithm)
     one, other = (results(row, engine, torch.float64) for engine in (Sequential, partial(Vectorised, block=3)))
     agree(one, other, 1e-10)
 
 
-@pytest.mark.parametrize("name", [*PLAIN, *PARTS])
-def test_an_algorithm_of_plain_sgd_refuses_other_steps(name):
-    build = (PLAIN | PARTS)[name]
-    with pytest.raises(
-        MoietyError, match=r"^`(shared|personal)` must be .* moiety.sgd makes, got AdamW.* plain SGD\.$"
-    ):
-        build(mo.adamw(0.1))
+@pytest.mark.parametrize(("name", "part"), PLAIN)
+def test_a_part_of_plain_sgd_refuses_other_steps(name, part):
+    with pytest.raises(MoietyError, match=rf"^`{part}` must be .* moiety.sgd makes, got AdamW.* plain SGD\.$"):
+        build(name, **{part: mo.adamw(0.1)})
     for option, value in {"accumulate": 2, "lr_decay": "linear", "momentum": 0.9}.items():
         with pytest.raises(MoietyError, match=rf"\.{option}` must be left out for this algorithm, got {value}"):
-            build(mo.sgd(0.1, **{option: value}))
+            build(name, **{part: mo.sgd(0.1, **{option: value})})
 
 
-def test_the_table_of_the_docs_is_right():
-    assert set(ANY) | set(PLAIN) | ONLINE == set(ALGORITHMS)
-    rows = [
-        line.split(" | ") for line in DOCS.read_text().splitlines() if line.startswith("| `") and "online" not in line
-    ]
-    table = {name: cells[1:3] for cells in rows for name in re.findall(r"`(\w+)`", cells[0]) if name in ALGORITHMS}
-    assert {name for name, cells in table.items() if re.search(r"\bany\b|as in `ffgg`", " ".join(cells))} == set(ANY)
-    assert set(table) == set(ANY) | set(PLAIN)
+@pytest.mark.parametrize(("name", "part"), OTHERS)
+def test_a_part_of_another_kind_refuses_optimisers(name, part):
+    for how in (mo.sgd(0.1), mo.adamw(0.1)):
+        with pytest.raises(MoietyError, match=rf"`(algorithm\.)?{part}` must be "):
+            build(name, **{part: how})
+
+
+def test_pages_have_a_cell_for_every_part():
+    """An empty cell means that the algorithm has no such argument."""
+    for name, builder in ALGORITHMS.items():
+        parameters = inspect.signature(builder).parameters.values()
+        arguments = {each.name for each in parameters if LOCAL_WORK.search(str(each.annotation))}
+        assert set(PARTS[name]) == arguments, name
+    assert len(ANY) >= 15
+    assert len(PLAIN) >= 11

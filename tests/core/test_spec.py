@@ -6,9 +6,9 @@ import pytest
 import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from through_a_file import check_rebuilt
 
 import moiety as mo
-from moiety.algorithms import ALGORITHMS
 from moiety.errors import MoietyError
 from moiety.models import MODELS
 from moiety.run.build import algorithm_from
@@ -159,28 +159,10 @@ CASES = [
 ]
 
 
-def comparable(phases):
-    """Phases with what ``repeats`` says of ten turns in the place of the function."""
-    return {
-        name: (phase._replace(repeats=None), phase.repeats and [phase.repeats(turn) for turn in range(10)])
-        for name, phase in phases.items()
-    }
-
-
 @pytest.mark.parametrize(("algorithm", "spec"), CASES, ids=[spec["name"] for _, spec in CASES])
 def test_an_algorithm_remembers_how_it_was_made_and_is_made_again(algorithm, spec):
-    assert algorithm.spec == spec
-    through_a_file = tomllib.loads(tomli_w.dumps(spec))
-    again = algorithm_from(through_a_file)
-    assert again.spec == spec
-    assert (again.name, again.stateful) == (algorithm.name, algorithm.stateful)
-    assert comparable(again.phases) == comparable(algorithm.phases)
-    for t in range(10):
-        assert again.schedule.factor(t, 10) == algorithm.schedule.factor(t, 10)
-
-
-def test_every_algorithm_is_in_a_case():
-    assert {spec["name"] for _, spec in CASES} == set(ALGORITHMS)
+    """As every row of the conformance table, here with all kinds of arguments."""
+    check_rebuilt(algorithm, spec)
 
 
 @pytest.mark.parametrize(

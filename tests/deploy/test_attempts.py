@@ -132,6 +132,20 @@ def test_another_user_than_the_executors_does_not_wait_for_ever(
 def test_what_cannot_be_run_is_said_in_one_line(trial: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["deploy", "run", "nowhere"]) == 2
     assert capfd.readouterr().err.count("\n") == 1
+    for text, words in {
+        "roundz=5": "`run-config` must be of names in app/pyproject.toml, got roundz. Did you mean rounds?",
+        "rounds": "`run-config` must be as in 'rounds=20', got rounds.",
+        "rounds=[": "`run-config` must be as in 'rounds=20'",
+    }.items():
+        assert main(["deploy", "run", "app", "--run-config", text]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert words in line
+    Path("odd").mkdir()
+    for text, words in {"tool = 3": "`tool` must be a table", "[tool.flwr]\napp = 3": "`app` must be a table"}.items():
+        Path("odd", "pyproject.toml").write_text(text)
+        assert main(["deploy", "run", "odd"]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert words in line
     with pytest.raises(MoietyError, match="rounds"):
         attempts.read_plan(Path("app"), {"rounds": "many"})
     assert attempts.read_plan(Path("app"), {"rounds": 7, "out": "else"}).folder == Path("else")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,35 @@ def test_status_of_server_and_device(trial, capsys):
     device = capsys.readouterr().out
     assert "joined 1 run" in device
     assert "node-2" in device
+
+
+def test_a_file_of_somebody_else_in_a_devices_folder_is_passed_over(trial, tmp_path, capsys):
+    device = tmp_path / "device"
+    shutil.copytree(trial / "devices" / "node-2", device)
+    (device / "runs" / ".DS_Store").write_text("x")
+    (device / "runs" / "old copy").mkdir()
+    assert main(["deploy", "status", str(device)]) == 0
+    assert "joined 1 run" in capsys.readouterr().out
+    words = ["--app", str(trial / "app"), "--node-config", "partition-id=1"]
+    assert main(["deploy", "export", str(device), str(tmp_path / "model"), *words]) == 0
+
+
+def test_status_says_which_rows_of_the_history_are_lost(trial, tmp_path, capsys):
+    shutil.copytree(trial / "federation", tmp_path / "copy")
+    history = tmp_path / "copy" / "history.jsonl"
+    history.write_bytes(history.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match=r"history.jsonl has lost the rows of round 3\."):
+        assert main(["deploy", "status", str(tmp_path / "copy")]) == 0
+    assert "3 of 3 rounds, ended" in capsys.readouterr().out
+
+
+def test_an_app_that_ends_the_process_is_refused_in_one_line(trial, tmp_path, capsys):
+    file = tmp_path / "leaves.py"
+    file.write_text("raise SystemExit(5)\n")
+    words = ["deploy", "export", str(trial / "devices" / "node-1"), str(tmp_path / "x"), "--app", str(file)]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`app` must be a file that can be run, got SystemExit: 5" in line
 
 
 @pytest.mark.parametrize(

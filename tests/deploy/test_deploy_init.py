@@ -9,12 +9,15 @@ import stat
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
 
 from moiety.cli import main
-from moiety.deploy.init import write_app
+from moiety.deploy import attempts
+from moiety.deploy import keys as key_files
+from moiety.deploy.init import DEFAULT, write_app
 from moiety.deploy.keys import make_keys
 from moiety.errors import MoietyError
 
@@ -149,15 +152,23 @@ def test_without_tls_it_says_so_loudly(tmp_path, capsys):
     [
         (["init", "NEW"], "`address` must be given"),
         (["init", "NEW", "--address", "https://x"], "without a port, got https://x"),
+        (["init", "NEW", "--address", "fe80::1%eth0"], "without a port, got fe80::1%eth0"),
         (["init", "NEW", "--address", "x", "--nodes", "0"], "`nodes` must be >= 1"),
         (["init", "NEW", "--address", "x", "--port", "70000"], "`port` must be <= 65535"),
         (["init", "NEW", "--address", "x", "--file", "absent.toml"], "absent.toml"),
         (["keys", "NEW", "--address", "x"], "a folder of moiety deploy init"),
+        (["init", "NEW", "--address", "x", "--file", "run = 3"], "`data` must be a table of the file"),
+        (["init", "NEW", "--address", "x", "--file", DEFAULT + "[deploy]\nleast = 0\n"], "`least` must be >= 1"),
+        (["init", "NEW", "--address", "x", "--file", DEFAULT.replace("fedalt", "fedalto")], "fedalt"),
+        (["init", "NEW", "--address", "x", "--file", "[run"], "TOML"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(words, message, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    where = tmp_path / "new"
+    where, file = tmp_path / "new", tmp_path / "declared.toml"
+    if words[-1] != "absent.toml" and "--file" in words:
+        file.write_text(words[-1])
+        words = [*words[:-1], str(file)]
     assert main(["deploy", *(str(where) if word == "NEW" else word for word in words)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
@@ -195,3 +206,50 @@ def test_a_key_is_replaced_by_moving_its_folder_away(tmp_path, capsys):
     assert main(["deploy", "keys", str(where), "--address", "127.0.0.1", "--nodes", "2"]) == 0
     assert "nothing was changed" in capsys.readouterr().out
     assert read_all(where / "keys") == after
+
+
+def test_certificates_that_ended_are_replaced_and_keys_of_nodes_stay(tmp_path, capsys, monkeypatch):
+    """As the README says it. Authority and server end on one day, so a new key of the server alone would not do."""
+    where, words = tmp_path / "trial", ["--address", "127.0.0.1", "--nodes", "1"]
+
+    class Earlier(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.datetime.now(tz) - datetime.timedelta(days=31)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(key_files, "datetime", SimpleNamespace(**{**vars(datetime), "datetime": Earlier}))
+        assert main(["deploy", "init", str(where), *words]) == 0
+    keys, before = where / "keys", read_all(where / "keys")
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        shake_hands(keys, "127.0.0.1", keys / "node-1" / "ca.crt")
+    capsys.readouterr()
+    assert main(["deploy", "keys", str(where), "--address", "127.0.0.1", "--nodes", "-1"]) == 2
+    assert capsys.readouterr().err == "moiety: `nodes` must be >= 1, got -1.\n"
+    command = ["deploy", "keys", str(where), *words]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`ca.crt` must be valid, got one that ended on" in line
+    assert "Move keys/ca and keys/server away" in line
+    monkeypatch.setenv("FLWR_HOME", str(where / "flwr"))
+    monkeypatch.setattr(attempts, "call", lambda command: pytest.fail("flwr would ask for a connection in vain"))
+    monkeypatch.chdir(where)
+    assert main(["deploy", "run", "app"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`ca.crt` must be valid, got one that ended on" in line
+    (keys / "ca").rename(tmp_path / "ca")
+    assert main(command) == 0  # the server's certificate is that of the authority before
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"Made {keys / 'ca'}"
+    assert second.startswith(f"{keys / 'server' / 'server.crt'} is not of {keys / 'ca'}: move {keys / 'server'} away")
+    (keys / "server").rename(tmp_path / "server")
+    assert main(command) == 0
+    assert f"{keys / 'node-1' / 'ca.crt'} is not of {keys / 'ca'}: copy" in capsys.readouterr().out
+    after = read_all(keys)
+    assert {path: after[path] for path in before if path.parent.name == "node-1"} == {
+        path: content for path, content in before.items() if path.parent.name == "node-1"
+    }
+    (keys / "node-1" / "ca.crt").write_bytes((keys / "server" / "ca.crt").read_bytes())
+    shake_hands(keys, "127.0.0.1", keys / "node-1" / "ca.crt")
+    assert main(command) == 0
+    assert capsys.readouterr().out == "All keys of the server and 1 node are there; nothing was changed.\n"

@@ -170,15 +170,15 @@ def test_every_command_of_moiety_does_what_it_says_and_prints_no_key(
     ]
     before = secrets_of(trial)
     outputs = []
-    folders = {3: "node-1", 5: "server"}  # what the sentences before these commands say
+    folders = {3: ["node-1"], 5: ["server"], 6: ["ca", "server"]}  # what the sentences before these commands say
     for number, line in enumerate(commands):
-        if number in folders:
-            Path("keys", folders[number]).rename(tmp_path / folders[number])
+        for name in folders.get(number, []):
+            Path("keys", name).rename(tmp_path / f"{number}-{name}")
         assert main(shlex.split(line, comments=True)[1:]) == 0, line
         out, problem = capfd.readouterr()
         assert problem == "", line
         outputs.append(out)
-    status, device, export, node, more, server = outputs
+    status, device, export, node, more, server, renewed = outputs
     assert all(name in status for name in ("node-1", "node-2", "1 of 1 rounds"))
     assert "joined 1 run" in device
     model = load_file("model.safetensors")
@@ -190,6 +190,10 @@ def test_every_command_of_moiety_does_what_it_says_and_prints_no_key(
         "Made keys/node-3",
         "Made keys/server",
     ]
+    first, *rest = renewed.strip().splitlines()
+    assert first == "Made keys/ca, keys/server"
+    copies = [f"keys/node-{k}/ca.crt is not of keys/ca: copy keys/server/ca.crt over it" for k in (1, 2)]
+    assert [line.partition(", on the node")[0] for line in rest] == copies
     assert not [piece for piece in {*before, *secrets_of(trial)} if piece in re.sub(r"\s", "", "".join(outputs))]
 
 

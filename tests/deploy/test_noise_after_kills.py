@@ -147,7 +147,7 @@ def test_a_device_that_is_killed_before_it_stores_draws_anew_and_counts_both(
         answer for kind, _, _, answer in again.log if kind == "train" and answer is not None and answer.has_error()
     ]
     assert len(refusals) == 1
-    assert caplog.text.count("one of the 3 that epsilon is for") == 1
+    assert caplog.text.count("one of the 3 that epsilon 5 is for") == 1
     assert [name for row in run.history for name in row["dropped"]] == [f"{ROUNDS}:{victim.name}"]
     others = [Path(config["folder"]) for config in again.nodes.values() if config["name"] != victim.name]
     assert [count_of(each) for each in others] == [ROUNDS, ROUNDS]

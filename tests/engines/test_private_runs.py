@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
@@ -236,6 +237,20 @@ def test_a_kill_may_use_up_an_asked_epsilon(tmp_path):
     run = resume(tmp_path / "run", rounds=3)
     assert run.ledger["epsilon"] <= 3.0
     refused(lambda: resume(tmp_path / "run", rounds=5), "`rounds` must be at most 3")
+
+
+@pytest.mark.parametrize(("where", "unit"), [("central", 1), ("local", 2)])
+def test_the_noise_for_an_epsilon_is_that_of_the_rounds_that_a_run_began_with(where, unit, tmp_path):
+    """Four rounds are asked for. Three cost less, by dp-accounting's own numbers; more than four are refused."""
+    privacy = gaussian(epsilon=3.0, where=where)
+    with pytest.raises(StopHereError):
+        fit(privacy, out=tmp_path / "run", checkpoint_every=2, callbacks=[stop_after(2)])
+    ledger = resume(tmp_path / "run", rounds=3).ledger
+    cost = [dp_accounting.get_epsilon_gaussian(ledger["noise"] / unit / math.sqrt(n), 1e-3) for n in (3, 4)]
+    assert ledger["epsilon"] == pytest.approx(cost[0], rel=1e-9)
+    assert cost[1] == pytest.approx(3.0, rel=1e-3)
+    refused(lambda: resume(tmp_path / "run", rounds=5), "`rounds` must be at most 4 for epsilon 3")
+    assert resume(tmp_path / "run", rounds=4).ledger["epsilon"] == pytest.approx(cost[1], rel=1e-9)
 
 
 def test_a_lost_or_changed_count_is_refused(tmp_path):

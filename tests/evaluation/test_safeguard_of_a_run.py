@@ -10,7 +10,9 @@ import torch
 
 import moiety as mo
 from moiety.analysis import judge_clients, report_harm
+from moiety.analysis.safeguard import summarise_harm
 from moiety.evaluation import worst_decile
+from moiety.evaluation.paired import RowScores
 from moiety.run.safeguard import Chooser, take_one_model
 
 UNEVEN = mo.data.dirichlet(0.3, balanced=False, min_examples=12)
@@ -111,6 +113,34 @@ def test_a_folder_keeps_choices_and_a_resumed_run_chooses_again(tmp_path, one_mo
         mo.load(tmp_path / "run")
 
 
+def test_a_stop_while_clients_choose_again_leaves_their_earlier_choices(tmp_path, one_model, monkeypatch):
+    """The file of the other one model is written first; the earlier choices must still have theirs."""
+    run = train(out=tmp_path / "run")
+    earlier = run.safeguard(alpha=0.3, one_model=one_model)
+    other = mo.fit(mo.models.mlp(64, 10, hidden=(8,), seed=0), DIGITS, mo.fedavg(shared=0.1), rounds=1)
+
+    def fail(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr("moiety.run.safeguard_folder.write_sealed", fail)
+        with pytest.raises(KeyboardInterrupt):
+            run.safeguard(alpha=0.3, one_model=other)
+    back = mo.load(tmp_path / "run")
+    assert back.choices == earlier.choices
+    assert all(torch.equal(back._guard.one_model[name], p) for name, p in one_model.shared_parameters().items())
+    for again in (other, one_model):
+        guard = run.safeguard(alpha=0.3, one_model=again)
+        back = mo.load(tmp_path / "run")
+        assert back.choices == guard.choices
+        assert all(torch.equal(back._guard.one_model[name], p) for name, p in again.shared_parameters().items())
+        assert len(list((tmp_path / "run").glob("one_model*"))) == 1
+    with pytest.warns(UserWarning, match=PARTIAL):
+        run.safeguard()
+    assert not list((tmp_path / "run").glob("one_model*"))
+    assert mo.verify(tmp_path / "run") == []
+
+
 def test_fit_can_be_told(tmp_path):
     with pytest.warns(UserWarning, match=PARTIAL):
         run = train(safeguard=True, out=tmp_path / "run")
@@ -156,6 +186,38 @@ def test_mixtures_of_parameters_and_one_line_errors(one_model):
         other.parameters(client)
     with pytest.raises(mo.MoietyError, match="`run` must be one in which clients have chosen"):
         report_harm(train())
+
+
+def test_a_report_on_other_clients_or_on_rows_that_nobody_has_is_refused_in_one_line(guarded):
+    model = mo.models.mlp(64, 10, hidden=(8,), seed=0)
+    few = mo.data.load("digits", clients=4, seed=0)
+    other = mo.fit(model, few, mo.fedavg(shared=0.1), rounds=1)
+    whole = mo.data.load("digits", clients=4, test=0.0, seed=0)
+    untested = mo.fit(model, whole, mo.finetune(personal=0.1), split=mo.split.everything(model), rounds=1)
+    untested.safeguard()
+    for run, options, text in [
+        (guarded, {"one_model": other}, "`one_model` must be a run on the same clients, got one without"),
+        (guarded, {"local_run": other}, "`local_run` must be a run on the same clients, got one without"),
+        (guarded, {"level": 1.5}, "`level` must be > 0 and < 1, got 1.5"),
+        (untested, {}, "`part` must be a part of the data that has rows, got test"),
+        (None, {}, "`run` must be one in which clients have chosen"),
+    ]:
+        with pytest.raises(mo.MoietyError, match=text) as refusal:
+            report_harm(run, **options)
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(mo.MoietyError, match=r"`one_model` must be a run, as .* gives it, got Sequential"):
+        untested.safeguard(one_model=torch.nn.Sequential())
+
+
+def test_scores_that_are_infinite_are_reported_too():
+    """A target of 1e20 has an infinite squared error in float32: worse for one client, better for another."""
+    weight, fine = np.ones(3), np.array([1.0, 2.0, 3.0])
+    wild = np.array([1.0, np.inf, 3.0])
+    finite, infinite = (RowScores(each, each, weight) for each in (fine, wild))
+    new, old = {"a": infinite, "b": finite, "c": infinite}, {"a": finite, "b": infinite, "c": infinite}
+    row = summarise_harm(new, old, ["a", "b", "c"], higher_is_better=False)
+    assert (row["clients"], row["hurt_count"], row["beyond_noise_count"], row["mean"]) == (3, 1, 0, np.inf)
+    assert np.isnan(row["spread"])
 
 
 def test_regression_without_validation_rows():

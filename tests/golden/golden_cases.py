@@ -1,13 +1,17 @@
 """The runs whose numbers are pinned: small, in float64, on clients of uneven sizes of which only some are asked.
 
 A case is a line of ``CASES``. Where a builder's arguments get other names, only that line changes, and no pin does.
+An algorithm without a line here is run as its rows of the conformance table say.
 Models are smooth (tanh) and draws are continuous, so that no choice (largest weights, nearest uploads) is by a tie.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,9 @@ from run_settings import with_settings
 from torch import nn
 
 import moiety as mo
+
+sys.path.append(str(Path(__file__).parents[1] / "conformance"))
+from conformance_table import TABLE
 
 SIZES = (9, 3, 18, 6, 24, 5, 13)
 """Rows of each client; a fifth are for testing."""
@@ -585,4 +592,7 @@ CASES: dict[str, Case] = {
     "scaffold-norm": Case(
         lambda: mo.scaffold(shared=mo.sgd(0.1, batch_size=5)), stats("shared", ()), engines=SEQUENTIAL, norm=True
     ),
+}
+CASES |= {
+    row.name + row.variant: Case(partial(row.build, batch_size=4), row.split) for row in TABLE if row.name not in CASES
 }

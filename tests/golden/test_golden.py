@@ -42,7 +42,7 @@ def test_recipe(name, recipe_run):
 
 
 def test_all_is_pinned(runs):
-    assert set(runs) == set(CASES)
+    assert set(runs) == set(CASES), "`make pins` writes the pins of new cases"
     assert set(list_names("algorithms")) <= set(CASES)
     assert set(pins.read(pins.RECIPES)) == set(RECIPES) == set(list_names("recipes"))
 

@@ -2,6 +2,7 @@
 
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,3 +54,14 @@ def test_helpers_of_modules_are_not_in_the_reference(hooks) -> None:
         "exponential",
         "geometric",
     }
+
+
+def test_every_algorithm_is_in_the_navigation(hooks) -> None:
+    """``mkdocs.yml`` has one line for all of them."""
+    config = SimpleNamespace(nav=[{"Home": "index.md"}, {"Algorithms": "algorithms/*.md"}])
+    home, algorithms = hooks.on_config(config).nav
+    assert home == {"Home": "index.md"}
+    pages = {page: title for entry in algorithms["Algorithms"] for title, page in entry.items()}
+    assert {f"algorithms/{name}.md" for name in mo.algorithms.ALGORITHMS} <= set(pages)
+    assert (pages["algorithms/lg_fedavg.md"], pages["algorithms/local_only.md"]) == ("LG-FedAvg", "Local training")
+    assert "  - Algorithms: algorithms/*.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from torch import nn
 from moiety.algorithms import ditto, fedalt, fedavg, fedpop, fedsim, finetune, local_only
 from moiety.analysis.recommendation import ONE
 from moiety.data import FederatedData
-from moiety.errors import MoietyError, kind, must
+from moiety.errors import MoietyError, kind, must, report_errors
 from moiety.local import Optimiser
 from moiety.server.optimisers import adam
 from moiety.split import Split, adapters, by_name, everything, input_layer, lora, norms, output_layer
@@ -171,6 +171,7 @@ def list_candidates(
         Candidate(ONE, "One model for all", lambda rate, shared: fedavg(shared=at(rate))),
         Candidate("finetuning", "Finetuning", lambda rate, shared: finetune(personal=at(rate)), whole),
     ]
+    kind("also", own, (Mapping, type(None)), "splits, or functions of a learning rate, by name")
     for name, entry in (own or {}).items():
         candidates.append(_read_own(name, entry, at))
     names = list(splits)
@@ -180,15 +181,16 @@ def list_candidates(
     build_ditto: Build = lambda rate, shared: ditto(personal=at(rate, pull=PULL), form="finetune")  # noqa: E731
     candidates += [
         Candidate(ALONE, "Each client alone", lambda rate, shared: local_only(personal=at(rate)), whole, local=True),
-        Candidate("Ditto", "A model for each client, kept near the shared one (Ditto),", build_ditto),
+        Candidate("Ditto", "A model for each client near the shared one (Ditto)", build_ditto),
     ]
     has_few_rows = median(data.sizes("train").tolist()) <= FEW_ROWS
     if has_few_rows and loss in ("cross_entropy", "mse") and "output layer" in splits:
         candidates.append(_sample(splits["output layer"]))
     candidates += [_alternate(name, splits[name], at) for name in names[TWICE:]]
-    every = [each.name for each in candidates]
-    twice = sorted({name for name in every if every.count(name) > 1})
-    must(not twice, "also", "names that no other candidate has", ", ".join(twice))
+    places = [each.place for each in candidates]
+    twice = sorted({each.name for each in candidates if places.count(each.place) > 1})
+    hint = "Capital letters and signs do not tell names apart: they name folders too."
+    must(not twice, "also", "names that no other candidate has", ", ".join(twice), hint)
     return candidates
 
 
@@ -218,20 +220,30 @@ def _sample(split: Split) -> Candidate:
 
 
 def _read_own(name: str, entry: Own, at: Callable[..., Optimiser]) -> Candidate:
+    kind("also", name, str, "names of candidates that are text")
+    must(any(map(str.isalnum, name)), "also", "names with a letter or a digit", repr(name))
     if isinstance(entry, Split):
         return replace(_alternate(name, entry, at), name=name, title=f"{name[:1].upper()}{name[1:]} (FedAlt)")
     must(callable(entry), "also", "splits, or functions of a learning rate", f"{entry!r:.60}")
 
     def build(rate: float, shared: float) -> Algorithm:
         answer = entry(rate)
-        return answer[0] if isinstance(answer, tuple) else answer
+        return answer[0] if isinstance(answer, tuple) and answer else answer
 
-    first = entry(0.1)
-    split = first[1] if isinstance(first, tuple) else None
-    algorithm = build(0.1, 0.1)
     hint = "As in lambda rate: mo.apfl(shared=rate, personal=rate)."
+    with report_errors("also", "functions of a learning rate", where=f" ({name})", hint=hint):
+        first = entry(0.1)
+    split = first[1] if isinstance(first, tuple) and len(first) == 2 else None
+    kind("also", split, (Split, type(None)), "functions that give an algorithm, or one and its split", hint)
+    algorithm = build(0.1, 0.1)
     kind("also", algorithm, Algorithm, "functions that give an algorithm, or one and its split", hint)
     return Candidate(name, f"{name[:1].upper()}{name[1:]}", build, split, passes=count_passes(algorithm, 32))
+
+
+def describe_candidate(candidate: Candidate) -> dict[str, Any]:
+    """What tells a candidate of the user's from another of that name: its algorithm, and what is personal."""
+    personal = None if candidate.split is None else list(candidate.split.trained_personal)
+    return {"algorithm": candidate.build(0.1, 0.1).spec, "personal": personal}
 
 
 def count_passes(algorithm: Algorithm, rows: int) -> int:

@@ -124,7 +124,9 @@ class Diagnosis:
                 f"Every split leaves the shared part at least {self.close:g} of its gradient to learn from."
             )
         best, sharer = self.best, self.best_that_shares
-        if best is None:
+        if best is None and any(split.metric is not None for split in self.splits):
+            sentences.append("No score on validation rows is finite, so nothing is said of scores.")
+        elif best is None:
             sentences.append("There are no validation rows, so nothing is said of scores.")
         else:
             sentences.append(f"The best {self.metric_name} on validation rows has {best.split}, {best.metric:.4g}.")

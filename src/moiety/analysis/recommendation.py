@@ -43,7 +43,8 @@ class Recommendation:
     the two means. ``rows`` has a row
     for each candidate, the best on validation rows first. ``stages`` trains the winner: give it to ``mo.pipeline``;
     ``toml`` is the same as a file. ``evaluations`` are the gradient evaluations of the search, out of ``budget``;
-    ``steps`` are the rivals of one model that were trained in each rung, and the seeds of the final comparison.
+    ``steps`` are the rivals of one model that were trained in each rung, and the seeds of the final comparison;
+    ``seconds`` is what the trainings took, those before a stop included.
     """
 
     verdict: str
@@ -72,7 +73,7 @@ class Recommendation:
     @property
     def page(self) -> str:
         """Sentence, table and notes as Markdown."""
-        cost = f"{self.evaluations:,} of {self.budget:,} gradient evaluations, {self.seconds:.0f} s."
+        cost = f"{self.evaluations:,} of {self.budget:,} gradient evaluations, {self.seconds:.0f} s of training."
         notes = [f"- {note}" for note in (*self.notes, f"The search took {cost}")]
         table = "The table is of validation rows, with 95% intervals over clients. A client counts as hurt where it is"
         table += " worse off than with one model for all, by however little."

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, pstdev
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from moiety.analysis.harm import judge_clients
 from moiety.analysis.versus import Row
-from moiety.errors import must
+from moiety.errors import must, proper_fraction
 from moiety.evaluation import worst_decile
 from moiety.evaluation.paired import RowScores
 from moiety.evaluation.safeguard import find_discoveries
@@ -75,7 +75,9 @@ def report_harm(
         part: the rows to compare on.
         level: of the intervals of shares (Wilson 1927).
     """
-    must(bool(run.choices), "run", "one in which clients have chosen", "one without", "Call run.safeguard().")
+    hint = "Call run.safeguard()."
+    must(bool(getattr(run, "choices", None)), "run", "one in which clients have chosen", "one without", hint)
+    proper_fraction("level", level)
     metric = run._loop.problem.task.metric
     models = {"personal": run.score_rows(part, personal=True), "chosen": run.score_rows(part)}
     baselines = {
@@ -83,6 +85,9 @@ def report_harm(
     }
     if local_run is not None:
         baselines["alone"] = local_run.score_rows(part)
+    for name, scores in zip(("one_model", "local_run"), baselines.values(), strict=False):
+        missing = sorted(set(models["chosen"]) - set(scores))
+        must(not missing, name, "a run on the same clients", f"one without {missing[:3]}")
     sizes = {
         str(name): int(n) for name, n in zip(run._loop.problem.data.ids, run._loop.problem.data.sizes(), strict=True)
     }
@@ -123,13 +128,16 @@ def summarise_harm(
         count = sum(row[key] for row in rows)
         low, high = share_interval(count, len(rows), level)
         shares |= {name: count / len(rows), f"{name}_low": low, f"{name}_high": high, f"{name}_count": count}
+    with np.errstate(invalid="ignore"):  # scores that are infinite have no spread, and may have no mean
+        spread, mean = float(np.std(means)), float(np.mean(means))
+        change = float(np.mean([row["change"] for row in rows]))
     return {
         "clients": len(rows),
         **shares,
-        "mean": fmean(means),
-        "mean_change": fmean(row["change"] for row in rows),
+        "mean": mean,
+        "mean_change": change,
         "worst_decile": worst_decile(np.array(means), higher_is_better=higher_is_better),
-        "spread": pstdev(means),
+        "spread": spread,
     }
 
 

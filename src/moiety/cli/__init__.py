@@ -11,13 +11,10 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
+from moiety.cli.interrupts import Interrupted
 from moiety.errors import MoietyError
 
 PIPE_CLOSED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-
-
-class Interrupted(Exception):  # noqa: N818 - to stop is no error
-    """The user stopped the work; the message says how to go on."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from moiety import __version__
-from moiety.cli import Interrupted
 from moiety.cli.completion import complete_kind, complete_set, complete_target
+from moiety.cli.interrupts import Interrupted
 from moiety.cli.lazy import GROUPS, LazyGroup
 from moiety.cli.listing import KINDS
 from moiety.errors import must

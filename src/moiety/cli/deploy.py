@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from moiety.errors import must
+from moiety.errors import must, whole
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 deploy = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -66,15 +66,20 @@ def keys(
     """
     _need_flower()
     from moiety.cli.output import say
-    from moiety.deploy.init import KEYS, count_nodes, name_nodes
-    from moiety.deploy.keys import make_keys
+    from moiety.deploy.init import KEYS, MOST_NODES, count_nodes, name_nodes
+    from moiety.deploy.keys import explain_strangers, make_keys
 
     has_keys = (folder / KEYS).is_dir()
     must(has_keys, "DIR", "a folder of moiety deploy init with keys", folder, "Run moiety deploy init.")
+    if nodes is not None:
+        whole("nodes", nodes, 1, MOST_NODES)
     count = count_nodes(folder / KEYS) if nodes is None else nodes
-    new = make_keys(folder / KEYS, address or _ask_address(), name_nodes(count))
-    whole = f"All keys of the server and {count} {'node' if count == 1 else 'nodes'} are there"
-    say(f"Made {', '.join(str(each) for each in new)}" if new else f"{whole}; nothing was changed.")
+    names = name_nodes(count)
+    new = make_keys(folder / KEYS, address or _ask_address(), names)
+    text = f"All keys of the server and {count} {'node' if count == 1 else 'nodes'} are there"
+    say(f"Made {', '.join(str(each) for each in new)}" if new else f"{text}; nothing was changed.")
+    for line in explain_strangers(folder / KEYS, names):
+        say(line)
 
 
 @deploy.command(context_settings=_HELP)
@@ -119,7 +124,7 @@ def run(
     from moiety.deploy.attempts import run_until_done
     from moiety.deploy.commands import read_node_config
 
-    run_until_done(app, read_node_config(config), say)
+    run_until_done(app, read_node_config(config, "run-config"), say)
 
 
 @deploy.command(context_settings=_HELP)

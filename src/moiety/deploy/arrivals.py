@@ -99,7 +99,7 @@ class ArrivalLoop(DeviceLoop):
         received = self.in_transit.versions[turn]
         self.until.setdefault(message.number, time.monotonic() + self.federation.plan.deadline)
         jobs = self.make_jobs([client], self.progress.store.get([client]), turn)
-        letters = self.devices.write_letters(jobs, received, turn, self.rounds)
+        letters = self.devices.write_letters(jobs, received, turn, {"rounds": self.rounds})
         if client in letters:
             letter, size = letters[client]
             node = self.federation.node_of(client)

@@ -14,12 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+
 from moiety.deploy.app import read_run_config
-from moiety.deploy.commands import QUIET, run_command
+from moiety.deploy.commands import CONNECTION, QUIET, run_command
 from moiety.deploy.folders import load_app
+from moiety.deploy.keys import check_end
 from moiety.deploy.plan import Plan
 from moiety.deploy.processes import search_path
-from moiety.errors import MoietyError, must
+from moiety.errors import MoietyError, must, near
 from moiety.files import lock_folder, read_toml
 from moiety.run.checkpoint import find_checkpoint, round_of
 from moiety.run.folder import has_ended, read_id
@@ -43,6 +46,7 @@ def run_until_done(app: Path, config: Mapping[str, Any], say: Callable[[str], No
     command, failures = run_command(app, config), 0
     while not is_done(plan):
         before = count_done(plan.folder)
+        check_certificate()
         call(command)
         wait_for_server(plan.folder)
         if is_done(plan):
@@ -63,6 +67,21 @@ def run_until_done(app: Path, config: Mapping[str, Any], say: Callable[[str], No
     say(f"{plan.folder} has all {plan.rounds} rounds")
 
 
+def check_certificate() -> None:
+    """Refuse a certificate that has ended: ``flwr`` would say no more than that it cannot reach the SuperLink."""
+    file = Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr")) / "config.toml"
+    table: Any = read_toml(file) if file.exists() else {}
+    for key in ("superlink", CONNECTION, "root-certificates"):
+        table = table.get(key) if isinstance(table, dict) else None
+    if not isinstance(table, str) or not Path(table).is_file():
+        return
+    try:
+        certificate = x509.load_pem_x509_certificate(Path(table).read_bytes())
+    except ValueError:  # what is no certificate is Flower's to refuse
+        return
+    check_end(certificate, Path(table))
+
+
 def call(command: Sequence[str]) -> int:
     """Run a command of Flower to its end."""
     return subprocess.call(command, env={**os.environ, **QUIET, "PATH": search_path()})
@@ -70,8 +89,13 @@ def call(command: Sequence[str]) -> int:
 
 def read_plan(app: Path, config: Mapping[str, Any]) -> Plan:
     """The plan of an app, with what its ``pyproject.toml`` and the command set."""
-    flower = read_toml(app / "pyproject.toml").get("tool", {}).get("flwr", {}).get("app", {})
-    return read_run_config(load_app(app).plan, {**flower.get("config", {}), **config})
+    known: Any = read_toml(app / "pyproject.toml")
+    for key in ("tool", "flwr", "app", "config"):
+        known = known.get(key, {})
+        must(isinstance(known, dict), key, f"a table in {app / 'pyproject.toml'}", f"{known!r:.60}")
+    for name in config:  # Flower refuses others too, at every attempt
+        must(name in known, "run-config", f"of names in {app / 'pyproject.toml'}", name, near(name, known))
+    return read_run_config(load_app(app).plan, {**known, **config})
 
 
 def is_done(plan: Plan) -> bool:

@@ -16,7 +16,8 @@ from moiety.deploy.letters import LARGEST, is_small
 from moiety.errors import is_whole, must
 from moiety.evaluation.safeguard import ALPHA, WEIGHTS, Evidence, Population, Summary, choose
 from moiety.run.result import Run
-from moiety.run.safeguard import MIXTURES, MOST_TURNS, Chooser, Safeguard, read_safeguard, write_safeguard
+from moiety.run.safeguard import MIXTURES, MOST_TURNS, Chooser, Safeguard
+from moiety.run.safeguard_folder import read_safeguard, write_safeguard
 from moiety.types import Task
 
 

@@ -28,8 +28,8 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 EAGER = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 """The environment of executors: how often, in seconds, they look for work."""
 
-CONFIG = "as in 'partition-id=0 data=\"visits.csv\"'"
-"""What a node's configuration looks like."""
+EXAMPLES = {"node-config": "as in 'partition-id=0 data=\"visits.csv\"'", "run-config": "as in 'rounds=20'"}
+"""What the options look like that hold a configuration."""
 _PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 """A key and its value, as Flower finds them."""
 WORKER = ("python", "-m", "moiety.deploy.worker")
@@ -148,8 +148,10 @@ def _write_config(config: Mapping[str, str | int | float]) -> str:
     return " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in config.items())
 
 
-def read_node_config(text: str) -> dict[str, Any]:
+def read_node_config(text: str, name: str = "node-config") -> dict[str, Any]:
     """A configuration that was written as Flower's commands take it: pairs, or the name of a TOML file.
+
+    ``name`` is the option's.
 
     >>> read_node_config('partition-id=0 data="visits of May.csv"')
     {'partition-id': 0, 'data': 'visits of May.csv'}
@@ -158,8 +160,9 @@ def read_node_config(text: str) -> dict[str, Any]:
         return flatten_config(read_toml(Path(text).expanduser()))
     pairs = _PAIR.findall(text)
     rest = _PAIR.sub("", text).strip()
-    must(not rest, "node-config", CONFIG, rest)
-    with report_errors("node-config", CONFIG, tomllib.TOMLDecodeError):
+    example = EXAMPLES[name]
+    must(not rest, name, example, rest)
+    with report_errors(name, example, tomllib.TOMLDecodeError):
         return flatten_config(tomllib.loads("\n".join(f"{key} = {value}" for key, value in pairs)))
 
 

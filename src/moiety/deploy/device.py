@@ -19,8 +19,8 @@ from moiety import tree
 from moiety.clients import Store
 from moiety.data import FederatedData, Preprocessing
 from moiety.deploy.choice import as_table, choose_model, gather_evidence, keep_choice, read_population, read_turns
-from moiety.deploy.journal import Journal, device_token
-from moiety.deploy.letters import Letter, blame_letter
+from moiety.deploy.journal import NOISE, RESTORE, Journal, device_token
+from moiety.deploy.letters import Letter, blame_letter, read_noise
 from moiety.deploy.offline import make_own_run, open_own_run
 from moiety.deploy.plan import Plan, digest_of
 from moiety.deploy.roster import MOST
@@ -37,11 +37,11 @@ from moiety.files import lock_folder, make_folder
 from moiety.loop.divergence import explain_drop
 from moiety.loop.evaluate import client_functions, evaluate
 from moiety.run.identity import check_identity
-from moiety.run.privacy import begin_privacy
+from moiety.run.privacy import check_draws
 from moiety.run.result import Run, one_thread
 from moiety.run.settings import Options
 from moiety.seals import digest
-from moiety.transport.privacy import privatise_update
+from moiety.transport.privacy import PrivacyState, privatise_update
 from moiety.types import Algorithm, ClientUpdate, Params, Tree
 
 KINDS = ("hello", "welcome", "train", "evaluate", "weigh", "end")
@@ -129,7 +129,7 @@ class Device:
         state = self._state(journal, ready, used)
         received = self._receive(letter, ready, state)
         journal.note_received(t, used, received)
-        answer, new = self._work(journal, ready, received, state, RoundInfo(*self._pace(ready, t, rounds)))
+        answer, new = self._work(journal, ready, received, state, RoundInfo(*self._pace(ready, t, rounds)), head)
         if new is not None:
             journal.write_turn(t, question, answer.head, answer.body, new[0])
             journal.keep_turns({used, t})
@@ -270,7 +270,13 @@ class Device:
         return t, ready.algorithm.schedule.factor(t, rounds), t / max(rounds - 1, 1)
 
     def _work(
-        self, journal: Journal, ready: Ready, received: Params, state: Tree, info: RoundInfo
+        self,
+        journal: Journal,
+        ready: Ready,
+        received: Params,
+        state: Tree,
+        info: RoundInfo,
+        head: Mapping[str, Any],
     ) -> tuple[Letter, tuple[Tree] | None]:
         """The answer to a broadcast, and the new state; none where something is not finite."""
         t, client, wiring = info.round, ready.position, ready.wiring
@@ -279,21 +285,29 @@ class Device:
         wiring.exchange.check_upload(update, client, t)
         if not bool(np.isfinite(float(largest))):
             return Letter({"round": t, "why": explain_drop(update, new)}), None
-        update = self._add_noise(journal, update, client)
+        update = self._add_noise(journal, update, client, head)
         parcel = wiring.pack_up(update.upload, client, t, wiring.first_known(state), wiring.first_known(new))
         shared = self.plan.share_metrics == "per_client"
         numbers = {name: float(value) for name, value in update.info.items()} if shared else {}
         return Letter({"round": t, "weight": float(update.weight), "info": numbers}, parcel.body), (new,)
 
-    def _add_noise(self, journal: Journal, update: ClientUpdate, client: int) -> ClientUpdate:
-        """With local privacy, the upload clipped and with noise, whose amount the device's own plan decides."""
+    def _add_noise(self, journal: Journal, update: ClientUpdate, client: int, head: Mapping[str, Any]) -> ClientUpdate:
+        """With local privacy, the upload clipped and with noise.
+
+        Where the plan names an epsilon, the server computes the noise for all rounds, once, and every letter says it.
+        The device trusts it no further: it adds up its own draws, all with the same noise, and keeps to its epsilon.
+        """
         privacy = self.plan.settings.privacy
         if privacy is None or not privacy.local:
             return update
-        state = begin_privacy(privacy, "fixed", self.plan.rounds, 1, 1)
-        assert state is not None
-        draw = journal.count_noise(None if privacy.epsilon is None else self.plan.rounds)
-        return privatise_update(privacy, state, update, draw, client)
+        drawn, before = journal.read_noise()
+        must(before is not None or not journal.list_turns(), NOISE, "there", f"none in {journal.folder}", RESTORE)
+        with blame_letter():
+            noise = read_noise(head) if privacy.noise is None else float(privacy.noise)
+            must(before in (None, noise), "noise", f"{before}, as in earlier rounds of the run", noise)
+            check_draws(privacy, noise, drawn + 1)
+        journal.count_noise(drawn + 1, noise)
+        return privatise_update(privacy, PrivacyState(noise, privacy.clip), update, drawn + 1, client)
 
     def _score(self, ready: Ready, received: Params, state: Tree | None, part: str, t: int) -> dict[str, Any]:
         """The device's row, as a simulation has it for a client."""

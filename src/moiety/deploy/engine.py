@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,10 +48,10 @@ class Devices(Engine):
         self.tickets: dict[int, str] = {}
         self.until = 0.0
 
-    def begin(self, jobs: Sequence[Job], received: Params, info: RoundInfo, rounds: int) -> None:
-        """Send the broadcast of a round to all its clients that can be reached."""
+    def begin(self, jobs: Sequence[Job], received: Params, info: RoundInfo, more: Mapping[str, Any]) -> None:
+        """Send the broadcast of a round, and what its letters say ``more``, to all its clients that can be reached."""
         mailbox, plan = self.federation.mailbox, self.federation.plan
-        letters = self.write_letters(jobs, received, info.round, rounds)
+        letters = self.write_letters(jobs, received, info.round, more)
         self.down_sizes = {client: size for client, (_, size) in letters.items()}
         nodes = [(self.federation.node_of(client), letter) for client, (letter, _) in letters.items()]
         tickets = mailbox.send("train", nodes, str(info.round), plan.ttl)
@@ -59,7 +59,7 @@ class Devices(Engine):
         self.until = time.monotonic() + plan.deadline
 
     def write_letters(
-        self, jobs: Sequence[Job], received: Params, t: int, rounds: int
+        self, jobs: Sequence[Job], received: Params, t: int, more: Mapping[str, Any]
     ) -> dict[int, tuple[Letter, tuple[int, int]]]:
         """The letters of a round to clients that can be reached, and their bytes."""
         federation, letters = self.federation, {}
@@ -68,7 +68,7 @@ class Devices(Engine):
         for job in jobs:
             if federation.node_of(job.client) in online:
                 parcel = same or federation.wiring.pack_down(received, job.client, job.state["wire"])
-                head = {**federation.head(job.client, t, int(job.state["used"])), "rounds": rounds}
+                head = {**federation.head(job.client, t, int(job.state["used"])), **more}
                 letters[job.client] = Letter(head, parcel.body), parcel.size
         return letters
 

@@ -13,12 +13,12 @@ from safetensors.torch import save
 from moiety.deploy.app import App
 from moiety.deploy.commands import read_node_config
 from moiety.deploy.device import Device
-from moiety.deploy.journal import DEVICE, Journal
+from moiety.deploy.journal import DEVICE, Journal, list_runs
 from moiety.deploy.roster import ROSTER, load_roster
 from moiety.errors import must, refuse, report_errors
 from moiety.files import write_file
 from moiety.run.checkpoint import find_checkpoint, round_of
-from moiety.run.folder import has_ended, read_config, read_history, read_id
+from moiety.run.folder import has_ended, read_config, read_history_until, read_id, warn_of_lost_rows
 from moiety.run.raw import RawModel
 
 Row = list[str]
@@ -47,7 +47,8 @@ def _server_status(folder: Path) -> Status:
     run, config = read_id(folder), read_config(folder)
     newest = find_checkpoint(folder)
     count, total = 0 if newest is None else round_of(newest), config["run"]["rounds"]
-    history = read_history(folder, run)
+    history, lost = read_history_until(folder, run, count, config["run"])
+    warn_of_lost_rows(folder, lost)
     last = history[-1] if history else {}
     down, up = last.get("down_payload", 0), last.get("up_payload", 0)
     state = "ended" if has_ended(folder, run) else "not ended"
@@ -66,15 +67,16 @@ def _server_status(folder: Path) -> Status:
 
 
 def _device_status(folder: Path) -> Status:
-    head = ["run", "name", "last round received", "last turn that counted", "turns kept"]
+    head = ["run", "name", "last round received", "last turn that counted", "noisy uploads", "turns kept"]
     rows = []
-    for place in sorted((folder / "runs").glob("*")):
-        journal = Journal(folder, place.name)
+    for run in list_runs(folder):
+        journal = Journal(folder, run)
         if journal.is_member():
             received = journal.read_received()
             last = "none" if received is None else str(received[1])
             turn = "none" if received is None or received[2] < 0 else str(received[2])
-            rows.append([place.name, str(journal.read_member()["name"]), last, turn, str(len(journal.list_turns()))])
+            drawn, kept = journal.read_noise()[0], len(journal.list_turns())
+            rows.append([run, str(journal.read_member()["name"]), last, turn, str(drawn), str(kept)])
     count = f"{len(rows)} {'run' if len(rows) == 1 else 'runs'}"
     return Status(f"{folder}: a device that has joined {count}", head, rows)
 
@@ -88,7 +90,7 @@ def load_app(folder: Path) -> App:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    with report_errors("app", "a file that can be run", Exception, f" in {file}"):
+    with report_errors("app", "a file that can be run", (Exception, SystemExit), f" in {file}"):
         spec.loader.exec_module(module)
     app = getattr(module, "app", None)
     if not isinstance(app, App):
@@ -100,7 +102,7 @@ def open_device(app: App, folder: Path, config: str = "") -> Device:
     """The device in a folder, with the ``--node-config`` that its node has besides name and folder."""
     must((folder / DEVICE).exists(), "device", "the folder of a device", folder)
     options = read_node_config(config)
-    journals = [Journal(folder, place.name) for place in sorted((folder / "runs").glob("*"))]
+    journals = [Journal(folder, run) for run in list_runs(folder)]
     names = {str(journal.read_member()["name"]) for journal in journals if journal.is_member()}
     must(len(names) > 0, "device", "one that has joined a run", f"none in {folder}")
     must(len(names) == 1 or "name" in options, "node-config", "one with a name", ", ".join(sorted(names)))

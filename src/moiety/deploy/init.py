@@ -22,9 +22,11 @@ from moiety.deploy.commands import PORT, Link, connection_tables
 from moiety.deploy.keys import make_keys, read_addresses
 from moiety.deploy.readme import HOME, write_readme
 from moiety.errors import must, whole
-from moiety.files import make_folder, read_toml, write_file
+from moiety.files import make_folder, write_file
 
 APP, KEYS, FILE, OUT = "app", "keys", "federation.toml", "federation"
+MOST_NODES = 1000
+"""The most nodes that get keys."""
 
 DEFAULT = """\
 # What the devices train together. Server and devices read this same file.
@@ -91,13 +93,13 @@ def write_app(
         nodes: how many nodes get keys.
         secure: with TLS and authentication of nodes; without them everybody on the network can read and join.
     """
-    whole("nodes", nodes, 1, 1000)
+    whole("nodes", nodes, 1, MOST_NODES)
     whole("port", port, 1, 65535)
     read_addresses(addresses)
     empty = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     must(empty, "folder", "a new or an empty one", f"{folder}, which holds something", "Nothing was written.")
+    rounds = tomllib.loads(DEFAULT)["run"]["rounds"] if file is None else _try_file(file)
     content = DEFAULT.encode() if file is None else file.read_bytes()
-    rounds = (read_toml(file) if file is not None else tomllib.loads(DEFAULT)).get("run", {}).get("rounds", 10)
     make_folder(folder)
     make_folder(folder / APP, private=False)
     names = name_nodes(nodes)
@@ -117,6 +119,14 @@ def write_app(
         write_readme(replace(link, keys=Path(KEYS) if secure else None), addresses, names).encode(),
         private=False,
     )
+
+
+def _try_file(file: Path) -> int:
+    """Refuse a file that no app can be made of, here and not first on a device; its rounds."""
+    from moiety.deploy.app import app  # loads what trains, which nothing else here needs
+    from moiety.deploy.declared import read_file
+
+    return app(**read_file(file)).plan.rounds
 
 
 def write_connection(home: Path, link: Link) -> None:

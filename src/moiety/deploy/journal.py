@@ -24,6 +24,7 @@ from moiety.seals import digest, read_sealed, write_sealed
 from moiety.types import Params, Tree
 
 DEVICE, MEMBER, RECEIVED, NOISE = "device.json", "member.json", "received.json", "noise.json"
+RUN = re.compile(r"[0-9a-f]{1,64}")
 TURN = re.compile(r"turn-(\d{8,})\.json")
 RESTORE = "Restore the device's folder from a copy, or let it join under another name."
 
@@ -46,11 +47,16 @@ def device_token(folder: Path) -> str:
     return str(read_sealed(path, keys=["token"])["token"])
 
 
+def list_runs(folder: Path) -> list[str]:
+    """The runs that a device's folder has something of; whatever else somebody has put there is passed over."""
+    return sorted(each.name for each in (folder / "runs").glob("*") if RUN.fullmatch(each.name) and each.is_dir())
+
+
 class Journal:
     """The part of a device's folder that belongs to one run."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        must(re.fullmatch(r"[0-9a-f]{1,64}", run) is not None, "run", "the id of a run", repr(run)[:80])
+        must(RUN.fullmatch(run) is not None, "run", "the id of a run", repr(run)[:80])
         self.folder, self.run = folder / "runs" / run, run
 
     def join(self, member: Mapping[str, Any]) -> None:
@@ -154,14 +160,17 @@ class Journal:
         values = read_tensors(self._model(table["file"]), table["digest"], RESTORE)
         return {name: values[name] for name in table["names"]}, table["round"], table["used"]
 
-    def count_noise(self, most: int | None) -> int:
-        """Count a draw of local noise before it is made, at ``most`` so many; the number of the draw."""
+    def read_noise(self) -> tuple[int, float | None]:
+        """How many draws of local noise were counted, and the noise that all of them have; None before the first."""
         path = self.folder / NOISE
-        count = int(read_sealed(path, self.run, ["drawn"])["drawn"]) if path.exists() else 0
-        hint = "Each costs privacy."
-        must(most is None or count < most, "turn", f"one of the {most} that epsilon is for", count + 1, hint)
-        write_sealed(path, {"drawn": count + 1}, self.run)
-        return count + 1
+        if not path.exists():
+            return 0, None
+        table = read_sealed(path, self.run, ("drawn", "noise"), RESTORE)
+        return int(table["drawn"]), float(table["noise"])
+
+    def count_noise(self, drawn: int, noise: float) -> None:
+        """Count a draw of local noise, before it is made."""
+        write_sealed(self.folder / NOISE, {"drawn": drawn, "noise": noise}, self.run)
 
     def last_settled(self) -> int:
         """The last turn that the server used and will not take back, -1 before any."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -33,6 +34,7 @@ DAYS = 30
 CA, SERVER = "ca", "server"
 CA_CERTIFICATE, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
 NODE_KEY, NODE_PUBLIC, SECRET = "node.key", "node.pub", "executor.secret"
+RENEW = "Move keys/ca and keys/server away and make both anew; README.md says what nodes need then."
 _CURVE = ec.SECP384R1()  # of the curves that Flower takes for nodes
 _HOST = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
 
@@ -56,6 +58,8 @@ def read_addresses(addresses: Iterable[str]) -> list[x509.GeneralName]:
     names: list[x509.GeneralName] = []
     for address in addresses:
         try:
+            if "%" in address:  # a zone is of one machine alone, and no certificate has one
+                raise ValueError
             names.append(x509.IPAddress(ipaddress.ip_address(address)))
         except ValueError:
             fits = _HOST.fullmatch(address) is not None and len(address) <= 253
@@ -116,21 +120,39 @@ def _make_authority(days: int) -> dict[str, bytes]:
 
 
 def _read_authority(folder: Path) -> Authority:
-    with report_unreadable(folder, "Move it away to make another, and then all other keys anew."):
+    with report_unreadable(folder, RENEW):
         certificate = x509.load_pem_x509_certificate((folder / CA_CERTIFICATE).read_bytes())
         key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     fits = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     must(fits, "ca.key", "the key of ca.crt", f"another at {folder}")
+    check_end(certificate, folder / CA_CERTIFICATE)
+    return Authority(certificate, key)  # type: ignore[arg-type]
+
+
+def check_end(certificate: x509.Certificate, path: Path) -> None:
+    """Raise where a certificate is no longer valid."""
     end = certificate.not_valid_after_utc
     is_over = end <= datetime.datetime.now(datetime.UTC)
-    must(
-        not is_over,
-        "ca.crt",
-        "valid",
-        f"one that ended on {end:%Y-%m-%d} at {folder}",
-        "Move the keys away, make all anew.",
-    )
-    return Authority(certificate, key)  # type: ignore[arg-type]
+    must(not is_over, path.name, "valid", f"one that ended on {end:%Y-%m-%d} at {path}", RENEW)
+
+
+def explain_strangers(folder: Path, nodes: Sequence[str]) -> list[str]:
+    """What to do about certificates that are not of the authority, such as those of the one before it."""
+    authority, lines = _read_authority(folder / CA).certificate, []
+    own = folder / SERVER / CERTIFICATE
+    with report_unreadable(own.parent, "Move it away to make another."):
+        certificate = x509.load_pem_x509_certificate(own.read_bytes())
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (InvalidSignature, TypeError, ValueError):
+        hint = f"move {own.parent} away and give this command again, unless it is of an authority of your own"
+        lines.append(f"{own} is not of {folder / CA}: {hint}.")
+    root = (folder / CA / CA_CERTIFICATE).read_bytes()
+    for path in (folder / node / CA_CERTIFICATE for node in nodes):
+        if not path.is_file() or path.read_bytes() != root:
+            hint = f"copy {own.parent / CA_CERTIFICATE} over it, on the node too"
+            lines.append(f"{path} is not of {folder / CA}: {hint}.")
+    return lines
 
 
 def _make_server(authority: Authority, names: list[x509.GeneralName], days: int) -> dict[str, bytes]:

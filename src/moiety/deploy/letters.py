@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
@@ -133,6 +133,13 @@ def clean_text(text: object, most: int = 300) -> str:
     """
     begin = str(text)[: 4 * most]
     return " ".join("".join(each if each.isprintable() else " " for each in begin).split())[:most]
+
+
+def read_noise(head: Mapping[str, Any]) -> float:
+    """The noise that a letter asks for."""
+    noise: Any = head.get("noise")
+    must(is_small(noise) and noise > 0, "noise", f"a number > 0 and up to {LARGEST:g}", f"{noise!r:.40}")
+    return float(noise)
 
 
 def is_small(value: Any) -> bool:

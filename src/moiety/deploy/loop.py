@@ -131,7 +131,11 @@ class DeviceLoop(Loop):
 
     def prepare_engine(self, jobs: Sequence[Job], received: Params, info: RoundInfo) -> Engine:
         """Send the broadcast to all clients of the round."""
-        self.devices.begin(jobs, received, info, self.rounds)
+        privacy, state = self.uploads.privacy, self.progress.privacy
+        more: dict[str, Any] = {"rounds": self.rounds}
+        if privacy is not None and privacy.local and state is not None:
+            more |= {"noise": state.noise}
+        self.devices.begin(jobs, received, info, more)
         if jobs:
             self.on_engine(self.devices)
         return self.devices

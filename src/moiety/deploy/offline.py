@@ -11,7 +11,7 @@ from torch import nn
 from moiety import tree
 from moiety.clients import Store
 from moiety.deploy.choice import choose_model, find_choice, gather_evidence, keep_choice
-from moiety.deploy.journal import Journal
+from moiety.deploy.journal import Journal, list_runs
 from moiety.errors import must
 from moiety.loop.evaluate import current_states
 from moiety.loop.round import Loop, Progress
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 def find_run(device: Device) -> str:
     """The run that the device received something of last."""
-    runs = [path for path in (device.folder / "runs").glob("*") if (path / "received.json").exists()]
+    folders = [device.folder / "runs" / run for run in list_runs(device.folder)]
+    runs = [path for path in folders if (path / "received.json").exists()]
     hint = "It has none before the first message of a round."
     must(bool(runs), "device", "one that has received a model", f"none in {device.folder}", hint)
     return max(runs, key=lambda path: (path / "received.json").stat().st_mtime_ns).name

@@ -119,7 +119,8 @@ Never bring `keys/ca` anywhere: who has it can pretend to be the server.
 _REPLACE = Template("""
 ## Keys: how long they last, how to revoke and to replace them
 
-Certificates are valid for $days days from when they were made. Keys of nodes do not end by themselves.
+The certificates of authority and server end together, $days days after they were made. Keys of nodes do not end by
+themselves.
 
 - **A node's key is lost or its machine stolen.** Look the node up and take it out; from then on it is refused:
 
@@ -138,10 +139,11 @@ Certificates are valid for $days days from when they were made. Keys of nodes do
   and bring the new `keys/node-1` to the device. Its folder stays, with all its personal state. To the server the device
   is the same client as long as its `name` is the same.
 - **Another node.** `moiety deploy keys . $addresses --nodes $more` makes what is missing, and no more.
-- **The server's key is lost, its address changes, or its certificate ends.** Move `keys/server` away, run
-  `moiety deploy keys . $addresses --nodes $count`, and start the SuperLink again. Nodes need nothing new.
-- **The authority's key is lost, or its certificate ends.** Move all of `keys` away and begin anew: every node needs its
-  new folder.
+- **The server's key is lost, or its address changes.** Move `keys/server` away, run
+  `moiety deploy keys . $addresses --nodes $count`, and start SuperLink and executor again. Nodes need nothing new.
+- **The certificates end, or the authority's key is lost.** Move `keys/ca` and `keys/server` away, run
+  `moiety deploy keys . $addresses --nodes $count`, and start SuperLink and executor again. Bring the new
+  `keys/server/ca.crt` to every node, in place of its `ca.crt`, and start the node again. Keys of nodes stay.
 - **After the trial** remove `keys`, and the nodes' copies.
 
 These keys are for a trial. In an institution take the server's certificate from its own authority, keep it where that

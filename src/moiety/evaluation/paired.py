@@ -89,10 +89,11 @@ def measure_change(
     new, old, weight = new[counts], old[counts], weight[counts]
     if not len(new):
         return Change(np.nan, np.nan, np.nan, 0)
-    difference = np.where(np.isclose(new, old, rtol=1e-6, atol=1e-9), 0.0, new - old)
-    difference = difference if higher_is_better else -difference
-    binary = bool(np.isin(new, (0, 1)).all() and np.isin(old, (0, 1)).all() and (weight == weight[0]).all())
-    return _exact_change(difference, level) if binary else _student_change(difference, weight, level)
+    with np.errstate(invalid="ignore"):  # an infinite loss of one model is a change without an interval
+        difference = np.where(np.isclose(new, old, rtol=1e-6, atol=1e-9), 0.0, new - old)
+        difference = difference if higher_is_better else -difference
+        binary = bool(np.isin(new, (0, 1)).all() and np.isin(old, (0, 1)).all() and (weight == weight[0]).all())
+        return _exact_change(difference, level) if binary else _student_change(difference, weight, level)
 
 
 def _exact_change(difference: np.ndarray, level: float) -> Change:

@@ -92,8 +92,10 @@ class Contest:
             count += 1
             for candidate in (self.candidates[0], self.rival):
                 trial = self._plan_trial(candidate, self.plan.full, self.best[candidate.name]["rate"], seed)
-                self.finals.setdefault(candidate.name, []).append(self.search.run_final(candidate, trial))
-                self._tell(f"final comparison, {candidate.name}, seed {seed}", {"score": None, "state": "ended"})
+                row = self.search.run_final(candidate, trial)
+                self.finals.setdefault(candidate.name, []).append(row)
+                end = {"score": None, "state": "ended", "failed": row.get("failed")}
+                self._tell(f"final comparison, {candidate.name}, seed {seed}", end)
         self.steps.append(count)
 
     @property
@@ -129,7 +131,7 @@ class Contest:
     def make_stages(self, winner: Candidate) -> list[Stage]:
         """The stages that train a candidate as it was trained in the end."""
         search, cohort = self.search, self.search.cohort
-        length = median_low([row["best_round"] for row in self.finals[winner.name]])
+        length = median_low([row["best_round"] for row in self.finals[winner.name] if "best_round" in row])
         rate, start_rate = self.best[winner.name]["rate"], self.start_rates[winner.local]
         work = search.at(start_rate)
         start = local_only(personal=work) if winner.local else fedavg(shared=work)

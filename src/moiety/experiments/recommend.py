@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median_low
@@ -16,14 +17,14 @@ from torch import nn
 
 from moiety import task as tasks
 from moiety.algorithms import fedavg
-from moiety.analysis.candidates import Candidate, Own, list_candidates, list_splits
+from moiety.analysis.candidates import Candidate, Own, describe_candidate, list_candidates, list_splits
 from moiety.analysis.contrast import contrast, describe_clients
 from moiety.analysis.harm import judge_clients
 from moiety.analysis.recommendation import ONE, PERSONAL, Recommendation, decide, word_answer
 from moiety.analysis.versus import average
 from moiety.data import FederatedData
 from moiety.data.sources.provenance import note_files
-from moiety.errors import SEED, MoietyError, kind, must, positive, whole
+from moiety.errors import SEED, MoietyError, kind, must, positive, refuse, whole
 from moiety.experiments.contest import Contest
 from moiety.experiments.halving import RATES, SEEDS, longest_run, make_plan, read_budget, read_steps
 from moiety.experiments.records import Row, Watch, watch_nothing
@@ -35,13 +36,13 @@ from moiety.local import Optimiser
 from moiety.local.sgd import sgd
 from moiety.reports.console import in_notebook, on_terminal
 from moiety.reports.figures import save
-from moiety.reports.words import format_metric
+from moiety.reports.words import format_metric, list_names
 from moiety.run.build import make_problem
 from moiety.run.folder import drop_none
 from moiety.run.pipeline import Stage, check_stage_options
 from moiety.run.settings import Options, Settings, complete_options, option_tables
 from moiety.seals import TABLE, TABLE_FORMAT, write_sealed
-from moiety.spec import spec_of, table_of
+from moiety.spec import plain, spec_of, table_of
 from moiety.split.base import fingerprint
 
 ROUNDS = 1000
@@ -111,7 +112,7 @@ def recommend(
     Returns:
         The answer; ``print`` shows sentence and table.
     """
-    began, amount, limits = time.perf_counter(), read_budget(budget), read_steps(steps)
+    amount, limits = read_budget(budget), read_steps(steps)
     must(limits is None or isinstance(amount, int), "steps", "left out where the budget is a time", steps)
     search = _check(model, data, work, cohort, seed, loss, metric, settings, rounds, rates)
     search.engine = engine or search.engine
@@ -120,15 +121,18 @@ def recommend(
     on_result = on_result or (_show_result if visible else None)
     splits = list_splits(model)
     every = list_candidates(model, data, search.work, splits, loss=search.loss, own=also)
+    for candidate in every:
+        if candidate.name in (also or ()):
+            _try_own(search, candidate, rates[0])
     folder = prepare_folder(out, "recommend")
     question = {
-        "budget": str(budget),
+        "budget": amount if isinstance(amount, int) else budget,
         "rounds": rounds,
         "cohort": cohort,
         "work": search.work.spec,
-        "rates": list(rates),
-        "also": [*(also or ())],
-        "steps": [SEEDS, *(limits or ())],
+        "rates": rates,
+        "also": {each.name: describe_candidate(each) for each in every if each.name in (also or ())},
+        "steps": limits,
         "seed": seed,
         "options": option_tables(
             Options(loss=search.loss, metric=metric, engine=search.engine, settings=search.settings)
@@ -136,8 +140,10 @@ def recommend(
         "model": fingerprint(model),
         "data": data.fingerprint() if folder else "",
     }
+    question = json.loads(json.dumps(question, default=_describe_value))
     with lock_folder(folder), note_files() as files:
-        search.runner = Runner(folder, files=files, watch=watch, id=begin_folder(folder, "recommend", question))
+        id = begin_folder(folder, "recommend", [question, SEEDS], question)
+        search.runner = Runner(folder, files=files, watch=watch, id=id)
         number = search.measure(amount, _pick_example(every))["budget"]
         note = "" if isinstance(amount, int) else f" ({budget})"
         full = longest_run(rounds)
@@ -147,10 +153,16 @@ def recommend(
         contest.narrow(splits, also, number)
         contest.compare()
         notes = contest.list_notes(full)
-        answer = _conclude(contest, number, notes, time.perf_counter() - began, folder)
+        answer = _conclude(contest, number, notes, folder)
         if folder is not None:
             _write(answer, folder, search.runner.id)
     return answer
+
+
+def _describe_value(value: object) -> object:
+    """A value that JSON does not know: its table, or its name."""
+    table = plain(value)
+    return table if table is not value else getattr(value, "__qualname__", type(value).__name__)
 
 
 def _show_result(name: str, row: Row, count: int, total: int) -> None:
@@ -195,27 +207,43 @@ def _check(
     return Search(model, data, work, Runner(None), count, seed, *common)
 
 
+def _try_own(search: Search, candidate: Candidate, rate: float) -> None:
+    """Refuse a candidate of the user's that does not fit the model or the data, before anything is trained."""
+    algorithm, cohort = candidate.build(rate, rate), search.cohort
+    options = Options(1, cohort, search.seed, loss=search.loss, metric=search.metric, settings=search.settings)
+    try:
+        complete = complete_options(options, search.model, search.data, algorithm)
+        make_problem(search.model, search.data, algorithm, candidate.split, complete)
+    except MoietyError as error:
+        refuse("also", "candidates that can be trained here", f"{candidate.name}: {error}")
+
+
 def _pick_example(candidates: Sequence[Candidate]) -> Candidate:
     """The candidate whose time is measured: a split by FedAlt, where there is one."""
     return next((each for each in candidates if each.name.endswith("FedAlt")), candidates[1])
 
 
-def _conclude(
-    contest: Contest, budget: int, notes: Sequence[str], seconds: float, folder: Path | None
-) -> Recommendation:
+def _conclude(contest: Contest, budget: int, notes: Sequence[str], folder: Path | None) -> Recommendation:
     """The answer, from the rows of all runs."""
     search, rival = contest.search, contest.rival
     higher, name = search.higher_is_better, search.metric_name
-    ours, shared = contest.finals[rival.name], contest.finals[ONE]
+    every = zip(contest.finals[rival.name], contest.finals[ONE], strict=True)
+    pairs = [pair for pair in every if all("clients" in row for row in pair)]
+    must(len(pairs) > 0, "rates", "ones that do not diverge", contest.rates, "Try smaller ones.")
+    ours, shared = ([pair[k] for pair in pairs] for k in (0, 1))
     tables = [[row["clients"] for row in rows] for rows in (ours, shared)]
     result = contrast(*tables, higher_is_better=higher, level=LEVEL)
-    verdict = decide(result, ahead=contest.is_ahead(rival))
+    faults = _list_faults(contest, tables)
+    verdict = decide(result, ahead=contest.is_ahead(rival) and not faults)
     judgements = [
         judge_clients(read_scores(a), read_scores(b), higher_is_better=higher)
         for a, b in zip(ours, shared, strict=True)
     ]
     beyond = median_low([sum(row["hurt_beyond_noise"] for row in rows) for rows in judgements])
-    means = {each: fmean(average(row["clients"]) for row in contest.finals[each]) for each in (rival.name, ONE)}
+    means = {
+        name: fmean(average([row for row in table if str(row["client"]) in result.gains]) for table in some)
+        for name, some in zip((rival.name, ONE), tables, strict=True)
+    }
     sentence = word_answer(
         verdict, rival.title, ours=means[rival.name], shared=means[ONE], result=result, metric=name, beyond=beyond
     )
@@ -235,12 +263,31 @@ def _conclude(
         budget=budget,
         evaluations=round(search.evaluations),
         steps=tuple(contest.steps),
-        seconds=seconds,
-        notes=notes,
+        seconds=search.seconds,
+        notes=[*faults, *notes],
         diagnosis=contest.diagnosis["metric"],
         advice=contest.diagnosis["advice"],
         folder=folder,
     )
+
+
+def _list_faults(contest: Contest, tables: Sequence[Sequence[Sequence[Row]]]) -> list[str]:
+    """Why the rival cannot be recommended, however good it is elsewhere: runs that diverged, scores not finite."""
+    name, finals = contest.rival.name, contest.finals[contest.rival.name]
+    faults, failed = [], sum("clients" not in row for row in finals)
+    if failed:
+        faults.append(f"{name} is not recommended: it diverged with {failed} of {len(finals)} seeds in the end.")
+    lost = sorted(
+        {
+            str(row["client"])
+            for mine, theirs in zip(*tables, strict=True)
+            for row, other in zip(mine, theirs, strict=True)
+            if math.isfinite(other["metric"]) and not math.isfinite(row["metric"])
+        }
+    )
+    if lost:
+        faults.append(f"{name} is not recommended: clients without a finite score by it: {list_names(lost, 3)}.")
+    return faults
 
 
 def _make_rows(contest: Contest) -> list[Row]:

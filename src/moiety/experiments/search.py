@@ -173,9 +173,11 @@ class Search:
         """Test rows of one of the two candidates that are compared in the end, trained with a seed of its own."""
 
         def work() -> Row:
-            run, _ = self._train(candidate, trial)
-            scores = {c: [s.metric.tolist(), s.weight.tolist()] for c, s in run.score_rows("test").items()}
-            return {"clients": _keep_rows(run.evaluate("test")), "scores": scores, "best_round": run.last["round"]}
+            with catch_failure() as row:
+                run, _ = self._train(candidate, trial)
+                scores = {c: [s.metric.tolist(), s.weight.tolist()] for c, s in run.score_rows("test").items()}
+                row |= {"clients": _keep_rows(run.evaluate("test")), "scores": scores, "best_round": run.last["round"]}
+            return row
 
         self._count(candidate, trial)
         return self._run(Cell(key=("final", candidate.place, trial.seed), work=work))
@@ -237,7 +239,11 @@ class Search:
         advice_cost = ADVICE["clients"] * min(rows, ADVICE["examples"]) * PRODUCTS
 
         def work() -> Row:
-            module = self.begin(False, self.seed, plan.start, rate).shared_module()
+            with catch_failure() as start:
+                start["module"] = self.begin(False, self.seed, plan.start, rate).shared_module()
+            hint = "Try smaller ones."  # the runs that told this rate were shorter
+            must("failed" not in start, "rates", "ones that do not diverge", f"{rate:g}, the best of short runs", hint)
+            module = start["module"]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # said where the splits were made
                 copies = {name: split_from(split.spec, module) for name, split in splits.items()}

@@ -241,20 +241,32 @@ def prepare_folder(out: str | os.PathLike[str] | None, what: str) -> Path | None
     return make_folder(folder, private=False)
 
 
-def begin_folder(folder: Path | None, what: str, plan: Any) -> str:
-    """The id of what is in a folder, begun there if there is nothing; another thing, or another plan, is refused."""
+def begin_folder(folder: Path | None, what: str, plan: Any, options: Mapping[str, Any] | None = None) -> str:
+    """The id of what is in a folder, begun there if there is nothing; another thing, or another plan, is refused.
+
+    ``options`` is the plan as JSON has it, by the names that users know: the refusal then says which is another.
+    """
     if folder is None:
         return ""
     base = digest(json.dumps(plan, sort_keys=True, default=str).encode())
     file, hint = folder / RECIPE, "Choose another folder."
     if not file.is_file():
         id = secrets.token_hex(8)
-        write_sealed(file, {"recipe": what, "plan": base}, id)
+        write_sealed(file, {"recipe": what, "plan": base} | ({"options": options} if options else {}), id)
         return id
     record = read_sealed(file, None, ("run", "recipe", "plan"), hint)
     must(record["recipe"] == what, "out", f"a folder of moiety {what}", f"{folder}, one of {record['recipe']}", hint)
-    must(record["plan"] == base, "target", f"what the {what} in {folder} began with", "another", hint)
+    constraint, given = f"what the {what} in {folder} began with", dict(options or {})
+    for name, first in (record.get("options") or {}).items():
+        value = given.get(name)
+        must(value == first, name, constraint, f"{_shorten(value)} instead of {_shorten(first)}", hint)
+    must(record["plan"] == base, "target", constraint, "another", hint)
     return str(record["run"])
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _conclude(points: Sequence[Point], seeds: Sequence[int], runner: Runner) -> Sweep:

@@ -61,12 +61,13 @@ IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING = (
     "command.json",
     "preprocessing.json",
 )
-SAFEGUARD, ONE_MODEL = "safeguard.json", "one_model.safetensors"
+SAFEGUARD, ONE_MODELS = "safeguard.json", ("one_model.safetensors", "one_model_2.safetensors")
+"""The choices of a safeguard, and where its one model may be: another one is written beside the present one."""
 OURS = (CONFIG, PIPELINE, HISTORY, "checkpoint", PROGRESS, "clients", "best", COMMAND)
 _VALUES = ("initial.safetensors", "start.safetensors")
 WRITTEN = (
     *(CONFIG, PIPELINE, IDENTITY, HISTORY, ROWS, UNSEEN, LEDGER, COMMAND, PREPROCESSING, PROGRESS, COUNTED),
-    *(SAFEGUARD, ONE_MODEL),
+    *(SAFEGUARD, *ONE_MODELS),
     *_VALUES,
 )
 """All files that are written beside their place and renamed."""

@@ -21,7 +21,7 @@ from moiety.run.build import own_part
 from moiety.run.checkpoint import find_checkpoint
 from moiety.run.reopen import RunParts, read_stored_options, reopen
 from moiety.run.result import Run
-from moiety.run.safeguard import read_safeguard
+from moiety.run.safeguard_folder import read_safeguard
 from moiety.split import Split
 from moiety.types import Algorithm, Task
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from moiety.algorithms import ALGORITHMS
 from moiety.clients.clock import Clock, Synchronous
-from moiety.errors import is_real, is_whole, must
+from moiety.errors import is_real, is_whole, must, refuse
 from moiety.loop.round import Loop
 from moiety.seals import read_sealed, write_sealed
 from moiety.server.mean import RUNNING
@@ -82,6 +82,16 @@ def begin_privacy(
     assert privacy.epsilon is not None
     multiplier = find_noise(privacy.epsilon, rounds, rate, privacy.delta)
     return PrivacyState(multiplier / privacy.shrink(1.0), privacy.clip)
+
+
+def check_draws(privacy: Gaussian, noise: float, draws: int) -> None:
+    """Raise where so many uploads of one client, each with local ``noise``, cost it more than the epsilon asked for."""
+    if privacy.epsilon is None:
+        return
+    multiplier = privacy.shrink(noise)
+    if spend_epsilon(multiplier, draws, 1.0, privacy.delta) > privacy.epsilon:
+        most = count_sums(privacy.epsilon, multiplier, draws, 1.0, privacy.delta)
+        refuse("turn", f"one of the {most} that epsilon {privacy.epsilon:g} is for", draws, "Each costs privacy.")
 
 
 def write_counted(folder: Path, state: PrivacyState, run: str) -> None:

@@ -27,15 +27,8 @@ from moiety.reports.result import Result
 from moiety.reports.summary import html_of, summarise_end
 from moiety.run import folder as files
 from moiety.run.examine import examine, measure_calibration
-from moiety.run.safeguard import (
-    Chooser,
-    Safeguard,
-    choose_models,
-    guard_rows,
-    guard_unseen,
-    take_one_model,
-    write_safeguard,
-)
+from moiety.run.safeguard import Chooser, Safeguard, choose_models, guard_rows, guard_unseen, take_one_model
+from moiety.run.safeguard_folder import write_safeguard
 from moiety.run.serving import Serving
 from moiety.run.settings import check_part
 from moiety.types import Params

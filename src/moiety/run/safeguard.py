@@ -9,12 +9,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
 
 from moiety import tree
 from moiety.engines.base import RoundInfo
@@ -26,15 +24,11 @@ from moiety.evaluation.paired import RowScores
 from moiety.evaluation.per_client import SHARED
 from moiety.evaluation.predictive import Predictive
 from moiety.evaluation.safeguard import WEIGHTS, Choice, Evidence, Population, choose, describe_population
-from moiety.files import remove_file, report_unreadable, write_file
 from moiety.loop.evaluate import adapt_phases, cut_batches, score_examples
 from moiety.loop.round import Loop
 from moiety.random import generator, hash_words
-from moiety.run.checkpoint import read_tensors
 from moiety.run.draws import Draws
-from moiety.run.folder import ONE_MODEL, SAFEGUARD
 from moiety.run.predict import current_state, newcomer_state
-from moiety.seals import digest, read_sealed, write_sealed
 from moiety.task.mixing import mix_outputs, mix_parameters
 from moiety.types import Algorithm, Batch, Params, Task, Tree
 
@@ -302,6 +296,9 @@ def take_one_model(problem: Problem, run: Any) -> Params | None:
     """The shared model of another run, on the model of this one; what that model does not have is as it was first."""
     if run is None:
         return None
+    must(
+        callable(getattr(run, "shared_parameters", None)), "one_model", "a run, as moiety.fit gives it", f"{run!r:.60}"
+    )
     values = run.shared_parameters()
     first = problem.task.init
     odd = [name for name, p in values.items() if name not in first or first[name].shape != p.shape]
@@ -362,36 +359,3 @@ def guard_unseen(loop: Loop, loss: str | None, guard: Safeguard, rows: Sequence[
             row["personal_share"] = weight
         result.append(row)
     return result
-
-
-def write_safeguard(folder: Path, run: str, guard: Safeguard) -> None:
-    """Keep the choices in the folder of their run."""
-    values = b"" if guard.one_model is None else save({k: v.contiguous() for k, v in guard.one_model.items()})
-    if values:
-        write_file(folder / ONE_MODEL, values)
-    table = {
-        "round": guard.round,
-        "alpha": guard.alpha,
-        "mix": guard.mix,
-        "population": None if guard.population is None else guard.population.as_dict(),
-        "choices": {name: list(each) for name, each in guard.choices.items()},
-        "one_model": digest(values) if values else "",
-    }
-    write_sealed(folder / SAFEGUARD, table, run)
-    if not values:
-        remove_file(folder / ONE_MODEL)
-
-
-def read_safeguard(folder: Path, run: str, loss: str | None) -> Safeguard | None:
-    """The choices that the folder of a run holds; None where there are none."""
-    if not (folder / SAFEGUARD).exists():
-        return None
-    keys = ("round", "alpha", "mix", "population", "choices", "one_model")
-    table = read_sealed(folder / SAFEGUARD, run, keys)
-    with report_unreadable(folder / SAFEGUARD):
-        population = table["population"] and Population.from_dict(table["population"])
-        choices = {str(name): Choice(*each) for name, each in table["choices"].items()}
-        model = read_tensors(folder / ONE_MODEL, table["one_model"]) if table["one_model"] else None
-        return Safeguard(
-            int(table["round"]), float(table["alpha"]), table["mix"], loss, population or None, choices, model
-        )

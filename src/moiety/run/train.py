@@ -24,7 +24,8 @@ from moiety.run.draws import add_chain_columns
 from moiety.run.privacy import report_privacy, write_counted
 from moiety.run.protocol import Callbacks
 from moiety.run.result import Run, one_thread
-from moiety.run.safeguard import MIXTURES, read_safeguard
+from moiety.run.safeguard import MIXTURES
+from moiety.run.safeguard_folder import read_safeguard
 from moiety.run.unseen import score_unseen
 from moiety.types import RoundRecord
 

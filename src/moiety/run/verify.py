@@ -22,7 +22,7 @@ from moiety.run.best import check_best_round, find_best_rounds, place_of
 from moiety.run.build import own_part
 from moiety.run.checkpoint import INDEX, check_newest, find_checkpoint, read_checkpoint, read_tensors
 from moiety.run.privacy import read_counted
-from moiety.run.safeguard import read_safeguard
+from moiety.run.safeguard_folder import read_safeguard
 from moiety.seals import CONFIG, PIPELINE, RECIPE, TABLE, TABLE_FORMAT, read_sealed
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from moiety import deploy
 from moiety.deploy.arrivals import read_arrivals
 from moiety.deploy.journal import Journal
 from moiety.run.folder import read_history, read_id
-from moiety.run.safeguard import read_safeguard
+from moiety.run.safeguard_folder import read_safeguard
 
 ALL = ["fedalt", "fedspa", "fedavg", "scaffold", "fedpop", "ffgg"]
 
