@@ -17,7 +17,6 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Row, write_summary
-from moiety_recipes.claims import show_needed
 from moiety_recipes.fedalt_night_page import PLAN, show_rule
 from moiety_recipes.fedalt_questions import OWN_SPLIT, QUESTIONS, Each, Question, average_labels
 from moiety_recipes.holds import CHANCE, FIGURES, fold
@@ -125,7 +124,7 @@ def _show(rows: Mapping[str, Row]) -> Iterator[Row]:
             "verdict": f"**{row['verdict'].replace(' at this scale', '')}**",
             "settings: hold / not / undecided": f"{verdicts[HOLDS]} / {verdicts[FAILS]} / "
             f"{len(row['alone']) - verdicts[HOLDS] - verdicts[FAILS]}",
-            "seeds needed": show_needed(row),
+            "seeds needed": question.show_needed(row),
         }
 
 

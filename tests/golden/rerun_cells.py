@@ -2,7 +2,7 @@
 
     python rerun_cells.py RECIPE ENGINE [RECIPE ENGINE ...]
 
-An ENGINE of ``-`` is the recipe's own.
+An ENGINE of ``-``, or two of them, are the recipe's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moiety.experiments.registry import load_recipe
 from moiety.experiments.runner import Runner
 
 LEFT_OUT = ("seconds", "commit", "files")
-MOST = 6
+MOST = 4
 """So many cells are run at most."""
 
 
@@ -46,7 +46,7 @@ def run_first(name: str, engine: str | None) -> dict[str, Any]:
 
 def run_all(pairs: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     """Run the cells of recipes on their engines, in the order given."""
-    return {f"{name} {engine}": run_first(name, None if engine == "-" else engine) for name, engine in pairs}
+    return {f"{name} {engine}": run_first(name, None if engine == "-" or " " in engine else engine) for name, engine in pairs}
 
 
 def main(words: list[str]) -> None:
