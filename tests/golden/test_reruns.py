@@ -50,7 +50,7 @@ def run_elsewhere(pairs):
 
 @pytest.fixture(scope="module")
 def both():
-    return run_here(CELLS.items()), run_elsewhere(reversed(CELLS.items()))
+    return run_here(list(CELLS.items())), run_elsewhere(reversed(CELLS.items()))
 
 
 @pytest.mark.parametrize(("name", "engine"), CELLS.items())
