@@ -51,13 +51,13 @@ def _show(row: Row) -> Row:
     return {**row, "ours": f"{row['ours']:+.3g}{unit}", "interval": interval, "needed": show_needed(row)}
 
 
-def show_needed(row: Row) -> str:
-    """How many seeds an undecided claim would take, from a row of ``decide``."""
+def show_needed(row: Row, *, each: int = 1) -> str:
+    """How many seeds an undecided claim would take, from a row of ``decide`` in which ``each`` seeds give a number."""
     if row["verdict"] != UNDECIDED:
         return "-"
     if row["low"] is None:
         return "the same in every seed" if row["seeds"] > 1 else "-"
-    return "over 1,000" if row["needed"] is None else f"{row['needed']:,}"
+    return "over 1,000" if row["needed"] is None else f"{each * row['needed']:,}"
 
 
 RULE = (

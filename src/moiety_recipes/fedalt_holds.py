@@ -17,10 +17,9 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Row, write_summary
-from moiety_recipes.claims import show_needed
 from moiety_recipes.fedalt_night_page import PLAN, show_rule
 from moiety_recipes.fedalt_questions import OWN_SPLIT, QUESTIONS, Each, Question, average_labels
-from moiety_recipes.holds import CHANCE, fold
+from moiety_recipes.holds import CHANCE, FIGURES, fold
 from moiety_recipes.pages import show_mean
 
 OWN = "own-split"
@@ -98,7 +97,7 @@ def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tup
         "\n".join(
             f"- `{table['command']}`, {table['date']}, commit {table.get('commit', 'unknown')}" for table in tables
         ),
-        "\n\n".join(f"![{title}]({file})" for file, (title, _) in figures.items()),
+        fold(FIGURES, "\n\n".join(f"![{title}]({file})" for file, (title, _) in figures.items())),
     ]
     return "\n\n".join(parts) + "\n", rows, figures
 
@@ -117,14 +116,15 @@ def _show(rows: Mapping[str, Row]) -> Iterator[Row]:
         question = _get_question(name)
         verdicts = Counter(one["verdict"] for one in row["alone"].values())
         yield {
-            "claim": question.text + (" *" if question.ours else ""),
+            "claim": (f"[{question.text}]({name}.png)" if name in HEADLINES else question.text)
+            + (" *" if question.ours else ""),
             "paper": question.paper,
             "ours": show_mean(row, scale=100, sign="+"),
             "rule": show_rule(question.above, question.within),
             "verdict": f"**{row['verdict'].replace(' at this scale', '')}**",
             "settings: hold / not / undecided": f"{verdicts[HOLDS]} / {verdicts[FAILS]} / "
             f"{len(row['alone']) - verdicts[HOLDS] - verdicts[FAILS]}",
-            "seeds needed": show_needed(row),
+            "seeds needed": question.show_needed(row),
         }
 
 
@@ -149,6 +149,13 @@ def _draw_rows(row: Row) -> Iterator[Row]:
     yield {"row": "all settings", "strong": True, **_scale_to_points(row)}
 
 
+def draw(name: str, title: str, rows: Sequence[Row]) -> Any:
+    """The figure of a question, with a line where the claim begins to hold."""
+    question = _get_question(name)
+    unit = "clients in a hundred" if question.unit == "share" else "points"
+    return mo.reports.forest(rows, x=f"{unit}, 99% interval", title=title, line=100 * question.above)
+
+
 def _scale_to_points(row: Row) -> dict[str, Any]:
     return {key: None if row[key] is None else 100 * row[key] for key in ("mean", "low", "high")}
 
@@ -165,9 +172,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except mo.MoietyError as error:
         print(error, file=sys.stderr)
         return 2
-    drawings = {
-        file: mo.reports.forest(some, x="points, 99% interval", title=title) for file, (title, some) in figures.items()
-    }
+    drawings = {file: draw(file.removesuffix(".png"), title, some) for file, (title, some) in figures.items()}
     write_summary(options.out, page, figures=drawings, table={"questions": rows})
     print(page)
     return 0

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import moiety as mo
 from moiety.experiments import Page, Results, Row, Section
-from moiety_recipes.claims import show_needed
 from moiety_recipes.fedalt_claims import BASELINES, COLUMNS, Comparison, describe_setting, summarise_step
 from moiety_recipes.fedalt_night import DEAL, Pilot, stages_of, sweep_steps
 from moiety_recipes.fedalt_page import (
@@ -142,7 +141,7 @@ def show_claims(claims: Sequence[Row]) -> Iterator[Row]:
             "verdict": f"**{row['verdict']}**",
             "ours [99% interval]": show_mean(row, scale=100, sign="+"),
             "rule": show_rule(question.above, question.within),
-            "seeds needed": show_needed(row),
+            "seeds needed": question.show_needed(row),
             "each": "; ".join(f"{label} {show_mean(one, scale=100, sign='+')}" for label, one in labels.items()),
         }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import moiety as mo
 from moiety.experiments import Row, decide
+from moiety_recipes.claims import show_needed
 from moiety_recipes.fedalt_claims import Comparison
 from moiety_recipes.fedalt_night import Pilot, stages_of, sweep_steps
 from moiety_recipes.fedalt_stages import FULL, LONGER
@@ -32,7 +33,8 @@ class Question:
     """A claim, the paper's number for it, and its rule: above a number, or within a margin of 0.
 
     ``unit`` is what the numbers are: ``points`` or a ``share`` of clients. ``ours`` marks a control, or a question,
-    that the paper does not have.
+    that the paper does not have. ``seeds_each`` is how many seeds give one number: two where one half of the seeds
+    chooses what the other half judges.
     """
 
     text: str
@@ -41,10 +43,15 @@ class Question:
     within: float | None = None
     unit: str = "points"
     ours: bool = False
+    seeds_each: int = 1
 
     def decide(self, differences: Mapping[str, Sequence[float]]) -> Row:
         """The verdict, from one number a seed in each setting."""
         return decide(self.text, differences, above=self.above, within=self.within)
+
+    def show_needed(self, row: Row) -> str:
+        """How many seeds an undecided claim would take, from its verdict."""
+        return show_needed(row, each=self.seeds_each)
 
 
 QUESTIONS: dict[str, Question] = {
@@ -103,7 +110,9 @@ QUESTIONS: dict[str, Question] = {
         text="Finetune and pFedMe are within a point, each trained as long", paper="0.00 to 0.07", within=MARGIN
     ),
     "hurt-some": Question(
-        text="Clients that lose in half of the seeds lose in the other half too", paper="some clients are hurt (4.2)"
+        text="Clients that lose in half of the seeds lose in the other half too",
+        paper="some clients are hurt (4.2)",
+        seeds_each=2,
     ),
     "hurt-train": Question(
         text="At most 1% of clients are worse on their training rows",
@@ -125,6 +134,7 @@ QUESTIONS: dict[str, Question] = {
         paper="does not mitigate (C.3)",
         above=-SHARE,
         unit="share",
+        seeds_each=2,
     ),
     "regulariser-spread": Question(
         text="The strongest regulariser makes clients' changes less spread", paper="reduces the spread (C.3)"

@@ -34,7 +34,7 @@ from moiety.experiments import (
     score_row,
     show_interval,
 )
-from moiety_recipes.claims import RULE, decide_claim, show_claims
+from moiety_recipes.claims import DECIDED, RULE, decide_claim, show_claims, show_needed
 from moiety_recipes.pages import show_mean
 from moiety_recipes.pictures import Pictures, deal_clothes, deal_digits
 
@@ -239,6 +239,7 @@ def page(plan: Plan, seeds: Sequence[int], results: Results) -> Page:
             "accuracy": show_interval(row),
             "against the mean of the honest": show_mean(row["change"], sign="+"),
             "verdict": row["verdict"],
+            **({DECIDED["needed"]: show_needed({**row["change"], **row, "seeds": len(seeds)})} if plan.strict else {}),
         }
         for row in rows
     ]

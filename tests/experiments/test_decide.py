@@ -17,9 +17,9 @@ from moiety.errors import MoietyError
 from moiety.experiments import FAILS, HOLDS, UNDECIDED, claim, decide
 
 DRAWS, CLIENTS = 1_000, 30
-SPREADS = {5: 0.35, 6: 0.4, 8: 0.5, 10: 0.6}
+SPREADS = {5: 0.35, 6: 0.4, 8: 0.5, 10: 0.6, 24: 1.1}
 """The seeds of pages at scale night, and the standard deviation over seeds, in margins, that they can afford."""
-POOLED_SPREADS = {5: 1.2, 6: 1.4, 8: 1.6, 10: 1.8}
+POOLED_SPREADS = {5: 1.2, 6: 1.4, 8: 1.6, 10: 1.8, 24: 3.0}
 """The same for the mean over six settings."""
 MOST_FALSE = 0.05 + 2 * math.sqrt(0.05 * 0.95 / DRAWS)
 """5% and two standard errors of a share of so many draws: 6.4%."""

@@ -2,7 +2,7 @@
 
     python rerun_cells.py RECIPE ENGINE [RECIPE ENGINE ...]
 
-An ENGINE of ``-`` is the recipe's own.
+An ENGINE of ``-``, or two of them, are the recipe's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from moiety.experiments.registry import load_recipe
 from moiety.experiments.runner import Runner
 
 LEFT_OUT = ("seconds", "commit", "files")
-MOST = 6
+MOST = 4
 """So many cells are run at most."""
 
 
@@ -44,16 +44,17 @@ def run_first(name: str, engine: str | None) -> dict[str, Any]:
     }
 
 
-def run_all(pairs: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
+def run_all(pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, Any]]:
     """Run the cells of recipes on their engines, in the order given."""
-    return {f"{name} {engine}": run_first(name, None if engine == "-" else engine) for name, engine in pairs}
+    engines = {engine: None if engine == "-" or " " in engine else engine for _, engine in pairs}
+    return {f"{name} {engine}": run_first(name, engines[engine]) for name, engine in pairs}
 
 
 def main(words: list[str]) -> None:
     """Run the cells in the order given, and print what is kept of them."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    print(json.dumps(run_all(zip(words[::2], words[1::2], strict=True))))
+    print(json.dumps(run_all(list(zip(words[::2], words[1::2], strict=True)))))
 
 
 if __name__ == "__main__":
