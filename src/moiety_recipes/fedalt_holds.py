@@ -19,7 +19,7 @@ import moiety as mo
 from moiety.experiments import FAILS, HOLDS, Row, write_summary
 from moiety_recipes.fedalt_night_page import PLAN, show_rule
 from moiety_recipes.fedalt_questions import OWN_SPLIT, QUESTIONS, Each, Question, average_labels
-from moiety_recipes.holds import CHANCE, FIGURES, fold
+from moiety_recipes.holds import CHANCE, fold, show_figures
 from moiety_recipes.pages import show_mean
 
 OWN = "own-split"
@@ -97,7 +97,7 @@ def make_page(tables: Sequence[Row]) -> tuple[str, dict[str, Row], dict[str, tup
         "\n".join(
             f"- `{table['command']}`, {table['date']}, commit {table.get('commit', 'unknown')}" for table in tables
         ),
-        fold(FIGURES, "\n\n".join(f"![{title}]({file})" for file, (title, _) in figures.items())),
+        show_figures({file: title for file, (title, _) in figures.items()}),
     ]
     return "\n\n".join(parts) + "\n", rows, figures
 

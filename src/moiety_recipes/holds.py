@@ -21,13 +21,16 @@ CHANCE = (
     " skewed (`tests/experiments/test_decide.py`)."
 )
 """How often the rule is wrong at the edge of the null."""
-FIGURES = "The figures"
-"""What is above the figures of a page whose claims link to them."""
 
 
 def list_headlines(table: Row) -> Iterable[Row]:
     """The claims of a table that are marked as headlines."""
     return [{**row, "recipe": table["recipe"]} for row in table["rows"] if row.get("headline")]
+
+
+def show_figures(titles: Mapping[str, str]) -> str:
+    """The figures of a page whose claims link to them, by file name: a part that the reader opens."""
+    return fold("The figures", "\n\n".join(f"![{title}]({file})" for file, title in titles.items()))
 
 
 def fold(title: str, text: str) -> str:
@@ -40,15 +43,15 @@ class Drawing:
     """A figure of the claims of one recipe whose whole text fits ``pattern``.
 
     Its groups label the claims. A claim that is alone is drawn setting by setting, or, if it has one setting only, seed
-    by seed. ``line`` is where the claims begin to hold. ``claims`` is the pattern of the page's lines that link to it;
-    the figures of a page with such lines stand in a part that the reader opens.
+    by seed. ``line`` is where the claims begin to hold. ``claims`` is the pattern of the page's lines that link to it:
+    those that fit ``pattern``, if it is not given.
     """
 
     recipe: str
     pattern: str
     title: str
     line: float = 0.0
-    claims: str = ""
+    claims: str | None = None
 
     def list_rows(self, claims: Sequence[Row]) -> list[Row]:
         """The rows of ``reports.forest``, from the claims of all recipes."""
@@ -112,7 +115,7 @@ class Holds:
             *([fold(f"{len(rest)} more headlines", self._show_table(rest))] if rest else []),
             *([f"Not on this page, since it was not run: {', '.join(absent)}."] if absent else []),
             "\n".join(f"- `{t['command']}`, {t['date']}, commit {t.get('commit', 'unknown')}" for t in tables),
-            *self._show_figures(figures),
+            *([show_figures({file: each.title for file, (each, _) in figures.items()})] if figures else []),
         ]
         return "\n\n".join(parts) + "\n", rows, figures
 
@@ -128,11 +131,6 @@ class Holds:
         figures = {file: (drawing, drawing.list_rows(claims)) for file, drawing in self.drawings.items()}
         return {file: (drawing, own) for file, (drawing, own) in figures.items() if own}
 
-    def _show_figures(self, figures: Mapping[str, tuple[Drawing, list[Row]]]) -> list[str]:
-        pictures = [f"![{drawing.title}]({file})" for file, (drawing, _) in figures.items()]
-        linked = any(drawing.claims for drawing, _ in figures.values())
-        return [fold(FIGURES, "\n\n".join(pictures))] if linked else pictures
-
     def _show_table(self, rows: Sequence[Row]) -> str:
         lines = [self.show(row) for row in rows]
         return mo.reports.markdown(lines, columns={key: key for key in lines[0]})
@@ -144,7 +142,7 @@ class Holds:
         interval = "" if ends is None else f" [{ends[0]:+.3g}, {ends[1]:+.3g}]"
         return {
             "of": f"[{self.titles.get(row['recipe'], row['recipe'])}](../{row['recipe']}/README.md)",
-            "claim": self._link(row["row"]),
+            "claim": self._link(row),
             "paper": row["paper"] or "-",
             "ours": f"{row['ours']:+.3g}{interval}{unit}",
             "rule": rule,
@@ -152,10 +150,12 @@ class Holds:
             "seeds needed": show_needed(row),
         }
 
-    def _link(self, claim: str) -> str:
-        files = (file for file, d in self.drawings.items() if d.claims and re.fullmatch(d.claims, claim))
-        file = next(files, None)
-        return claim if file is None else f"[{claim}]({file})"
+    def _link(self, row: Row) -> str:
+        for file, drawing in self.drawings.items():
+            pattern = drawing.pattern if drawing.claims is None else drawing.claims
+            if drawing.recipe == row["recipe"] and re.fullmatch(pattern, row["row"]):
+                return f"[{row['row']}]({file})"
+        return str(row["row"])
 
     def main(self, words: Sequence[str] | None = None) -> int:
         """Read the tables and write the page."""
