@@ -324,8 +324,8 @@ def scale_text(scale: Mapping[str, Any]) -> str:
     own = (last["resident_mb"] - last["mapped_mb"]) / (first["resident_mb"] - first["mapped_mb"])
     said = f"From {first['clients']:,} to {last['clients']:,} clients: time a round {flat['seconds']:.2f}x, resident "
     peak = (
-        "Pages of the data file, with those that the system maps around them, count as resident until they are let go:"
-        " after every block of clients."
+        "Pages of the data file, with those that the system maps around them, count as resident until they are released,"
+        " which happens after every block of clients."
     )
     return f"{_markdown(lines)}\n\n{said}memory {flat['resident_mb']:.2f}x, without mapped files {own:.2f}x. {peak}"
 

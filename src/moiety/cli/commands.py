@@ -117,8 +117,7 @@ def run(
         typer.Option(
             "--resume",
             help="Continue the run in --out, or the newest in runs/NAME*. You may change --rounds (to more), --engine"
-            " and --workers. What --set and --seed said is remembered; a value that differs from the run's first start"
-            " is refused.",
+            " and --workers. --set and --seed are remembered; values other than those the run began with are refused.",
         ),
     ] = False,
     live: Annotated[
@@ -129,7 +128,7 @@ def run(
     ] = False,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="Print moiety's log on stderr: engine, dropped updates, stops."),
+        typer.Option("--verbose", "-v", help="Print moiety's log on stderr: engine, dropped updates, why it stopped."),
     ] = False,
 ) -> None:
     """Run a recipe or a configuration file.
@@ -278,7 +277,7 @@ def recommend(
     steps: Annotated[
         str | None,
         typer.Option(
-            "--steps", metavar="N,N,N,N", help="The steps of an answer whose time ran short, to get it again."
+            "--steps", metavar="N,N,N,N", help="Repeat a search that ran short of time: the steps that it named."
         ),
     ] = None,
     seed: Annotated[
@@ -295,8 +294,8 @@ def recommend(
     """Find out which part should be personal.
 
     Says which part, by which method, and whether it is worth it, and writes a file that trains the winner. The file
-    needs [model], and [data] with validation and test rows. It may have [run] (rounds is the most that one training
-    takes; cohort holds for all), [split] (one more candidate) and [algorithm] (for its batch size and epochs). If a
+    needs [model], and [data] with validation and test rows. It may have [run] (rounds: the most of one training;
+    cohort: that of all trainings), [split] (one more candidate) and [algorithm] (for its batch size and epochs). If a
     search is stopped, give the same command again to continue it.
     """
     from moiety.cli.recommend import run_recommend
@@ -315,7 +314,7 @@ def list_(
 ) -> None:
     """List what a file can name, one kind at a time.
 
-    The list of data sets also says whether the file of each is there; moiety data fetch makes it.
+    The list of data sets also says whether the file of each is there; moiety data fetch downloads it.
     """
     from moiety.cli.listing import show_kind
 
@@ -327,11 +326,11 @@ def compare(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR...", help="Folders of ended runs on the same data, or folders that hold such runs."
+            metavar="DIR...", help="Folders of finished runs on the same data, or folders that hold such runs."
         ),
     ],
 ) -> None:
-    """Compare ended runs, overall and client by client.
+    """Compare finished runs, overall and client by client.
 
     Prints one row for each run, and then compares the clients of each run with the same clients of the first. Runs that
     differ only in run.seed share one row, with means and 95% intervals over seeds; differences are paired by seed.
@@ -346,14 +345,14 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DIR...", help="Folders of ended runs on the same data, or folders that hold such runs."
+            metavar="DIR...", help="Folders of finished runs on the same data, or folders that hold such runs."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The page.")] = Path("report.html"),
 ) -> None:
-    """Write one HTML page about ended runs.
+    """Write one HTML page about finished runs.
 
-    The page shows curves, every client, who is hurt, costs and differences. It opens from disk and needs no network. It
+    The page shows curves, every client, those that are hurt, costs and differences. It opens from disk and needs no network. It
     names clients. Runs that differ only in run.seed are shown together; the others are compared with the first.
     """
     from moiety.cli.report import report_folders

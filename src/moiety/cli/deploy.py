@@ -56,7 +56,7 @@ def keys(
     nodes: Annotated[
         int | None,
         typer.Option(
-            "--nodes", metavar="N", help="How many nodes the federation has in the end; by default those of DIR/keys."
+            "--nodes", metavar="N", help="How many nodes the federation has then; by default those of DIR/keys."
         ),
     ] = None,
 ) -> None:
@@ -111,7 +111,7 @@ def demo(
 def run(
     app: Annotated[Path, typer.Argument(metavar="APP", help="The app: a folder of moiety deploy init.")],
     config: Annotated[
-        str, typer.Option("--run-config", metavar="TEXT", help="As for flwr run: what this run sets anew.")
+        str, typer.Option("--run-config", metavar="TEXT", help="As for flwr run: values that this run changes.")
     ] = "",
 ) -> None:
     """Train until all rounds are done.
