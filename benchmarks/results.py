@@ -22,11 +22,11 @@ RESULTS = Path(__file__).parent / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- tables: written by make bench -->", "<!-- end of tables -->"
 TOLERANCE = {"mlp": 1e-4, "linear": 1e-4, "cnn": 5e-3, "words": 1e-4}
-TOLERANCE_OF_WORK = {"g": 3e-2}
-"""Since the earlier commit FedSpa lets weights that were just pruned compete to come back, so its losses differ."""
 """Relative, of final losses. Runs differ by rounding only: the order of sums depends on threads and on the batching of
 clients. The convnet's kinks (ReLU, max-pooling) let rounding grow: the bare loop itself ends 8e-4 apart at one and at
 two threads, while leaving out one round of ten would change the loss by some 20 per cent."""
+TOLERANCE_OF_WORK = {"g": 3e-2}
+"""Since the earlier commit FedSpa lets weights that were just pruned compete to come back, so its losses differ."""
 
 Row = dict[str, Any]
 
@@ -324,8 +324,8 @@ def scale_text(scale: Mapping[str, Any]) -> str:
     own = (last["resident_mb"] - last["mapped_mb"]) / (first["resident_mb"] - first["mapped_mb"])
     said = f"From {first['clients']:,} to {last['clients']:,} clients: time a round {flat['seconds']:.2f}x, resident "
     peak = (
-        "Pages of the data file, with those that the system maps around them, count as resident until they are released,"
-        " which happens after every block of clients."
+        "Pages of the data file, with those that the system maps around them, count as resident until they are"
+        " released, which happens after every block of clients."
     )
     return f"{_markdown(lines)}\n\n{said}memory {flat['resident_mb']:.2f}x, without mapped files {own:.2f}x. {peak}"
 

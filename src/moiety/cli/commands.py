@@ -352,8 +352,9 @@ def report(
 ) -> None:
     """Write one HTML page about finished runs.
 
-    The page shows curves, every client, those that are hurt, costs and differences. It opens from disk and needs no network. It
-    names clients. Runs that differ only in run.seed are shown together; the others are compared with the first.
+    The page shows curves, every client, those that are hurt, costs and differences. It opens from disk and needs no
+    network. It names clients. Runs that differ only in run.seed are shown together; the others are compared with the
+    first.
     """
     from moiety.cli.report import report_folders
 

@@ -29,7 +29,7 @@ PEOPLE = (
         classes=10,
         lengths={"y": 30_000},
         note="An archive of GitHub has no fixed checksum: the number of recordings is checked. Of five recordings that"
-        " were compared, 99.2 per cent of the pixels equal those our results are of, and none is off by more than 4.",
+        " were compared, 99.2 per cent of the pixels equal those behind our results, and none is off by more than 4.",
     ),
     DataSet(
         name="chars74k",
@@ -50,7 +50,7 @@ PEOPLE = (
         row=(28, 28),
         classes=62,
         lengths={"y": 3_410},
-        note="Pen strokes are drawn. Four drawings were compared with the file our results are of: no pixel differs.",
+        note="Strokes become pixels. Four drawings were compared with the file behind our results: no pixel differs.",
     ),
     DataSet(
         name="femnist",
@@ -94,7 +94,7 @@ PEOPLE = (
     ),
     DataSet(
         name="librispeech",
-        about="Read English by speaker as log-mel features x [frames, 32], letters for ctc; from your own files.",
+        about="Read English by speaker: log-mel features x [frames, 32], letters y (loss ctc); from your own files.",
         file="librispeech.npz",
         originals=(Original(name="LibriSpeech", folder=True),),
         converter="speech:convert_librispeech",
@@ -102,11 +102,11 @@ PEOPLE = (
         citation="Panayotov, Chen, Povey and Khudanpur (2015), Librispeech: an ASR corpus based on public domain books",
         page="https://www.openslr.org/12/",
         note="Unpack the subsets that you want (dev-clean, say) into a folder `LibriSpeech`. FLAC files need"
-        " moiety[speech]; wav files of the same names need nothing.",
+        " moiety[speech]; wav files of the same names need no extra package.",
     ),
     DataSet(
         name="shakespeare-roles",
-        about="The lines of 773 roles in 37 plays, as shakespeare; from your own file.",
+        about="A variant of shakespeare: the lines of 773 roles in 37 plays; from your own file.",
         file="shakespeare_roles.npz",
         originals=(
             Original(
@@ -123,7 +123,7 @@ PEOPLE = (
     ),
     DataSet(
         name="shakespeare-tff",
-        about="The lines of 715 roles as TensorFlow Federated has them, as shakespeare.",
+        about="A variant of shakespeare: the lines of 715 roles as TensorFlow Federated has them.",
         file="shakespeare_tff.npz",
         originals=(
             Original(
@@ -138,7 +138,7 @@ PEOPLE = (
         citation="McMahan et al. (2017), arXiv:1602.05629; Caldas et al. (2018), arXiv:1812.01097",
         page="https://www.tensorflow.org/federated/api_docs/python/tff/simulation/datasets/shakespeare/load_data",
         lengths={"client_names": 715},
-        note="A role's training and test snippets are joined: `load` splits its sequences anew.",
+        note="A role's training and test snippets are joined: `load` splits its sequences again.",
     ),
     DataSet(
         name="stackoverflow",
@@ -172,6 +172,6 @@ PEOPLE = (
         " recognition using smartphones",
         page="https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
         lengths={"y": 10_299},
-        note="Only the second half of each window of 128 samples is kept, as in the file our results are of.",
+        note="Only the second half of each window of 128 samples is kept, as in the file behind our results.",
     ),
 )

@@ -108,7 +108,7 @@ PICTURES = (
         citation=_KRIZHEVSKY,
         page="https://www.cs.toronto.edu/~kriz/cifar.html",
         lengths={"y_train": 50_000, "y_test": 10_000},
-        note="Without loss. Rows are in another order than in cifar10-jpeg, so a seed deals other rows to clients.",
+        note="Lossless. Rows are in another order than in cifar10-jpeg, so a seed deals other rows to clients.",
     ),
     DataSet(
         name="cifar10-jpeg",
@@ -184,12 +184,12 @@ PICTURES = (
         row=(16, 16),
         classes=10,
         lengths={"y_train": 7_291, "y_test": 2_007},
-        note="The file that our results are of was made from another copy: pixels may differ by 1 of 255.",
+        note="The file behind our results was made from another copy: pixels may differ by 1 of 255.",
     ),
     _emnist("byclass", 62, 697_932, 116_323),
     _emnist("bymerge", 47, 697_932, 116_323),
     _emnist("balanced", 47, 112_800, 18_800),
-    _emnist("letters", 26, 0, 0, "Sources disagree about the number of rows: none is checked."),
+    _emnist("letters", 26, 0, 0, "Sources disagree about the number of rows, so it is not checked."),
     _emnist("digits", 10, 240_000, 40_000),
     _emnist("mnist", 10, 60_000, 10_000),
 )

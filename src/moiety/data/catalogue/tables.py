@@ -134,7 +134,7 @@ TABLES = (
         row=(48,),
         classes=11,
         lengths={"y": 58_509},
-        note="No checksum of the archive is known: the number of rows and classes is checked.",
+        note="No checksum of the archive is known, so the numbers of rows and classes are checked.",
     ),
     DataSet(
         name="shuttle",

@@ -178,7 +178,7 @@ def _number_words(fed: FederatedData, words: int, vocabulary: int) -> FederatedD
 
 
 def connected_digits(shortest: int = 3, longest: int = 6, seed: int = 0) -> Source:
-    """Numbers of 3 to 6 digits said by 60 speakers, as mel spectrograms x [192, 32] in time, for ctc; 11 classes.
+    """Numbers of 3 to 6 digits said by 60 speakers, as mel spectrograms x [192, 32] in time, loss ctc; 11 classes.
 
     A speaker's clips are drawn in random order and joined to sequences of ``shortest`` to ``longest`` digits, every
     length equally likely. Each clip is in one sequence only, so no clip is in two parts however sequences are split.
@@ -222,7 +222,7 @@ def _cut_clips(clips: Ints, shortest: int, longest: int, rng: np.random.Generato
 
 
 def librispeech(longest: int = 800) -> Source:
-    """Read English by speaker as log-mel features x [frames, 32], letters for ctc; from your own files.
+    """Read English by speaker: log-mel features x [frames, 32], letters y (loss ctc); from your own files.
 
     ``frames`` is the number of frames of a sentence, one every 20 milliseconds; those after it are 0. ``y`` holds the
     letters (1 blank, 2 apostrophe, 3 to 28 A to Z; 0 is the blank of CTC), and -100 after the last: 29 classes.
