@@ -92,7 +92,7 @@ def run(
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", help="How many worker processes; by default one a core.")
+        int | None, typer.Option("--workers", metavar="N", help="How many worker processes; by default one per core.")
     ] = None,
     scale: Annotated[
         str | None,
@@ -117,7 +117,7 @@ def run(
         typer.Option(
             "--resume",
             help="Continue the run in --out, or the newest in runs/NAME*. You may change --rounds (to more), --engine"
-            " and --workers. --set and --seed are remembered; values other than those the run began with are refused.",
+            " and --workers. --set and --seed are remembered; a value other than the run began with is refused.",
         ),
     ] = False,
     live: Annotated[
@@ -202,7 +202,7 @@ def sweep(
     sets: Annotated[list[str] | None, _SET] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", metavar="N", help="How many runs at a time, one on each core; by default all cores."),
+        typer.Option("--jobs", metavar="N", help="How many runs at a time, one on each core; by default on all cores."),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Folder of the sweep; by default runs/NAME-sweep.")

@@ -62,7 +62,7 @@ def keys(
 ) -> None:
     """Make the keys that are missing.
 
-    These are keys of new nodes, or of a party whose folder of keys was moved away.
+    These are keys of new nodes, or of the authority, the server or a node whose folder of keys was moved away.
     """
     _need_flower()
     from moiety.cli.output import say
