@@ -83,7 +83,13 @@ assert main(run) == 0
 assert main([*run, "--set", "algorithm.shared.lr=0.1", "--resume", "--rounds", "3"]) == 0
 assert moiety.resume("runs/first").history[-1]["round"] == 3
 """
-TESTS = ("conformance", "golden", "core/test_public_names.py", "core/test_spec.py", "core/test_docs_blocks.py")
+TESTS = (
+    "conformance",
+    "golden/test_golden.py",
+    "core/test_public_names.py",
+    "core/test_spec.py",
+    "core/test_docs_blocks.py",
+)
 
 
 def copy_repository(to: Path) -> None:
