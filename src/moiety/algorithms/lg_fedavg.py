@@ -18,8 +18,7 @@ Deviations from the paper:
    adversary for fairness), write a task of your own.
 3. For data of an unknown device the paper averages the predictions of all local models, which must be sent for that.
    Here a new client trains its own representation, from the model's first values.
-4. The authors' experiments begin with a model trained by FedAvg. For this use ``moiety.pipeline`` or
-   ``fit(start=...)``.
+4. The authors' experiments begin with a model trained by FedAvg: use ``moiety.pipeline`` or ``fit(start=...)``.
 5. In the paper, the number of personal layers depends on the data. Here by default all but the last layer are personal;
    ``moiety.split.by_name`` can share more.
 """
