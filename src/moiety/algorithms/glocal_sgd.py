@@ -23,7 +23,7 @@ Deviations from the paper:
    sees no example in it, and the round does not count for the delay of its own step.
 2. An aggregator (``moiety.Settings(aggregator=...)``) replaces the sum over clients; most give a mean.
 3. The misaligned rule needs the gradient at the server's newest model when an upload arrives. The paper would send the
-   example for that. Here it is computed with the client's rows (``moiety.clock.delayed(at="arrival")``).
+   example. Here the client computes it (``moiety.clock.delayed(at="arrival")``).
 4. Running statistics, which the theory does not have: shared ones do not move; personal ones move in training.
 5. A client whose update is not finite is left out of the round.
 """
