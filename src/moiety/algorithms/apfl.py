@@ -27,21 +27,21 @@ short of 1/4.
 
 Deviations from the paper:
 
-1. eta may differ for w, v and alpha. Without ``alpha_lr`` alpha stays as it is given. With it, alpha moves in every
-   step, as the rule reads; the authors' program moves it in the first step of a round.
-2. A client sends w_i - w instead of w_i, so that the server may use any optimiser; the mean over the cohort is plain as
-   in the paper by default. Samples are drawn without replacement.
-3. The projection of w and v on a bounded set is left out.
-4. Between rounds w_i is the w of the server: a client is evaluated with alpha_i v_i + (1 - alpha_i) w of the newest w.
-   v_i^0 is w^0. A client that was never asked has no model of its own to show: it is evaluated with the shared one.
-5. A client never seen starts with v = w and the first alpha and takes the steps on v and alpha with w as it received
-   it, at the full learning rates.
-6. Options the pseudocode does not have, all off by default: weight decay (of w and of v), clipping (of grad f_i(w_i)
-   and of g, before any factor), schedules, other weightings and server optimisers. A client whose update is not finite
-   is left out of the round.
-7. Running statistics of BatchNorm, which the paper does not have: those of w move with the passes of w, the client's
-   own with those of the mixture. Where they are shared they are mixed like parameters, but twice: each pass begins at
-   alpha v + (1 - alpha) w, and the result is mixed with w once more when the client predicts. So they lie nearer to
+1. The learning rates of w, v and alpha may differ. Without ``alpha_lr`` alpha is fixed. With it, alpha moves in every
+   step, as in the paper's rule. The authors' program moves it only in the first step of a round.
+2. A client sends the change w_i - w instead of w_i, so that the server can use any optimiser. By default the mean over
+   the cohort is unweighted, as in the paper. Samples are drawn without replacement.
+3. w and v are not projected to a bounded set.
+4. A client is evaluated with alpha_i v_i + (1 - alpha_i) w, where w is the server's newest model, not the w_i of its
+   last turn. v_i starts at w^0. A client that never took part is evaluated with the shared model.
+5. A new client starts with v = w and the first alpha. It takes the steps on v and alpha at the full learning rates, and
+   w stays as it received it.
+6. Options that the pseudocode does not have, all off by default: weight decay (of w and v), clipping (of grad f_i(w_i)
+   and of g), schedules, other weightings and server optimisers. A client whose update is not finite is left out of the
+   round.
+7. The paper has no running statistics of BatchNorm. Here the statistics of w move in the forward passes of w, and the
+   client's own in those of the mixture. If they are shared, they are mixed like parameters, but twice: each pass begins
+   at alpha v + (1 - alpha) w, and its result is mixed with w again when the client predicts. So they lie nearer to
    those of w than alpha says. With alpha 0 a client has FedAvg's.
 """
 

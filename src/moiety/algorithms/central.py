@@ -11,10 +11,10 @@ Reduces to plain SGD with one client. It is ``glocal_sgd`` with nothing personal
 
 Deviations from the paper:
 
-1. Clients send gradients, not examples: the sum of the gradients on one example of each client is one step. The paper's
-   program (Vowpal Wabbit) may have stepped after every example; it does not say.
-2. A stream is a walk through the client's own rows in passes, each in a fresh order.
-3. An aggregator that is given to ``fit`` replaces the sum. Shared running statistics stay as they were.
+1. Clients send gradients, not examples, and the server takes one step along their sum. The paper's program (Vowpal
+   Wabbit) may have taken a step after every example; the paper does not say.
+2. A client's stream is its own rows, in repeated passes, each in a fresh order.
+3. An aggregator (``moiety.Settings(aggregator=...)``) replaces the sum. Shared running statistics do not move.
 """
 
 from __future__ import annotations

@@ -13,20 +13,18 @@ Reduces to local training where the pull is 0, and to FedAvg (v = w) as it grows
 
 Deviations from the paper:
 
-1. The learning rates and the numbers of steps for w and v may differ, and each has a shuffle of its own; the authors'
-   program takes the steps in turns on the same batches. Samples are drawn without replacement.
-2. AGGREGATE is the mean weighted by examples, moved by the server's optimiser; the plain mean of Algorithm 2 is
-   ``weighting="uniform"``. Robust aggregators are not offered here.
-3. lambda is one number for all clients. The penalty printed in appendix B.2 of Pillutla et al. has no 1/2 (their
-   equation (2) has): their lambda is ``pull`` = 2 lambda.
-4. v_k^0 is w^0. A client that was never asked has no model of its own to show: it is evaluated with the shared one.
-   A client that is onboarded starts from the w it receives, at the full learning rate.
-5. Options the pseudocode does not have, all off by default: momentum, weight decay, clipping, schedules. What is
-   clipped is the gradient of F_k, before the pull is added. A client whose update is not finite is left out of the
-   round.
-6. In form ``finetune`` a round finetunes the clients of its cohort, and nothing goes up; one round with all clients is
-   appendix B.2.
-7. Running statistics of BatchNorm, which the paper does not have, are v_k's where they are the client's own.
+1. w and v may have different learning rates and numbers of steps, and each has its own shuffle. The authors' program
+   takes the two steps in turn, on the same batches. Samples are drawn without replacement.
+2. The server's optimiser moves w by the mean change, weighted by examples. For the unweighted mean of Algorithm 2, set
+   ``weighting="uniform"``. ``moiety.Settings(aggregator=...)`` gives robust aggregators.
+3. lambda is one number for all clients. The penalty in appendix B.2 of Pillutla et al. has no factor 1/2 (their
+   equation (2) has it), so ``pull`` is twice the lambda of that appendix.
+4. v_k starts at w^0. A client that never took part is evaluated with the shared model. A new client starts from the w
+   it receives, at the full learning rate.
+5. Options that the pseudocode does not have, all off by default: momentum, weight decay, clipping (of the gradient of
+   F_k, before the pull is added), schedules. A client whose update is not finite is left out of the round.
+6. In form ``finetune`` each round finetunes the clients of its cohort. One round with all clients is appendix B.2.
+7. The paper has no running statistics of BatchNorm. If they are personal, they are those of v_k.
 """
 
 from __future__ import annotations

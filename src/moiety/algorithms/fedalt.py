@@ -10,18 +10,18 @@ Reduces to FedAvg where nothing is personal: the first loop is then empty.
 
 Deviations from the paper:
 
-1. A client sends u_i - u instead of u_i, so that the server may use any optimiser. With the default server, SGD of
-   learning rate 1, the sum is the paper's line 16 in exact arithmetic.
-2. "Sample data z" is without replacement: each phase walks through freshly shuffled epochs, the last batch of an epoch
-   may be smaller. Algorithm 4 uses the samples of the v-steps again in the u-steps; here the u-steps have their own
-   shuffle, as in the authors' experiments.
-3. Options the pseudocode does not have, all off by default: momentum, weight decay, a pull, clipping, schedules, other
-   server optimisers, stateless clients (the paper's appendix B.3 and C.4 use the last four). Each part has its own.
-   What is clipped is the gradient of the block being trained, never a stale one of the other block.
-4. "With secure aggregation" (Algorithm 4, line 16) is not simulated. An update that is not finite is left out.
-5. Running statistics of BatchNorm, which the paper does not have, move in both phases, since both are training.
-6. Clients without state and clients never seen get v by lines 2 to 5 at the full learning rate, whatever the schedule.
-   With ``restart=True`` clients without state are evaluated with the v of their last turn, as in the authors' program.
+1. A client sends the change u_i - u instead of u_i, so that the server can use any optimiser. With the default server
+   (SGD with learning rate 1) the result is line 16 of the paper, up to rounding.
+2. Data is sampled without replacement, in freshly shuffled epochs; the last batch of an epoch may be smaller. Algorithm
+   4 uses the samples of the v-steps again in the u-steps. Here the u-steps have their own shuffle, as in the authors'
+   experiments.
+3. Options that the pseudocode does not have, all off by default: momentum, weight decay, a pull and clipping (each part
+   has its own), schedules, other server optimisers, stateless clients. The paper's appendices B.3 and C.4 use the last
+   four.
+4. Secure aggregation (Algorithm 4, line 16) is not simulated. An update that is not finite is left out.
+5. Running statistics of BatchNorm, which the paper does not have, move in both phases.
+6. Clients without state and new clients get v by lines 2 to 5 at the full learning rate, whatever the schedule. The
+   authors' program evaluates clients without state with the v of their last turn; ``restart=True`` does so too.
 """
 
 from __future__ import annotations

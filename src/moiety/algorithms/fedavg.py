@@ -11,12 +11,12 @@ FedAlt and FedSim with nothing personal are this algorithm.
 
 Deviations from the paper:
 
-1. A client sends w_k - w instead of w_k, so that the server may use any optimiser; with the default server, SGD of
-   learning rate 1, the sum is the paper's in exact arithmetic.
-2. The mean is over the clients of the round, sum n_k w_k / sum n_k (the paper's later versions; the first printing
-   divides by the examples of all clients).
-3. Each epoch is shuffled anew; the paper splits the data into batches once.
-4. Options the pseudocode does not have, all off by default: a number of steps instead of epochs, momentum, weight
+1. A client sends the change w_k - w instead of w_k, so that the server can use any optimiser. With the default server
+   (SGD with learning rate 1) the result is the paper's, up to rounding.
+2. The mean is over the clients of the round, sum n_k w_k / sum n_k, as in the paper's later versions. The first version
+   divides by the number of examples of all clients.
+3. Each epoch is shuffled anew. The paper divides the data into batches once.
+4. Options that the pseudocode does not have, all off by default: a number of steps instead of epochs, momentum, weight
    decay, clipping, schedules, other weightings. Running statistics of BatchNorm may stay with the client.
 5. A client whose update is not finite is left out of the round.
 """

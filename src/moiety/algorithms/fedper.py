@@ -11,15 +11,15 @@ FedAvg where nothing is personal.
 
 Deviations from the paper:
 
-1. Those of ``fedsim``, of which numbers 1 and 2 matter here: differences are sent instead of values, and each epoch is
-   shuffled anew.
-2. All clients take part in every round of the paper. Here those of the cohort do, which is all by default; the
-   weights gamma_j are over the cohort.
-3. The number of personal layers, the paper's main question, is the split's: the last layer by default, more by
-   ``moiety.split.by_name``.
-4. The learning rate eta_j may differ between clients in the paper; here it is one for all.
-5. Every client draws the first values of its personal layers at random in the paper. Here all begin with those of the
-   given model, as does a client never seen.
+1. Those of ``fedsim``. The first two matter here: clients send changes instead of values, and each epoch is shuffled
+   anew.
+2. In the paper all clients take part in every round. Here those of the cohort do (by default all), and the weights
+   gamma_j sum to 1 over the cohort.
+3. The split decides how many layers are personal, the paper's main question. By default it is the last layer;
+   ``moiety.split.by_name`` can name more.
+4. In the paper the learning rate eta_j may differ between clients. Here it is the same for all.
+5. In the paper every client draws the first values of its personal layers at random. Here all clients, new ones too,
+   begin with those of the given model.
 """
 
 from __future__ import annotations

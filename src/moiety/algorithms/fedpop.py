@@ -16,35 +16,34 @@ their own (FedRep) where it tends to infinity; without shared parameters it is t
 
 Deviations from the paper:
 
-1. The chain ascends log p(z | D_i, phi, beta), as in Algorithm 1. Section 2 and the supplement's S2 write the mean of
-   the kernel as z - gamma grad log p, which has the wrong sign.
-2. What a client sends is multiplied by the step size, and contains its share 1 / b of the gradients of log p(phi) and
-   log p(beta) (as in S6). So the server may use any optimiser. With the default server the sum is lines 13 and 14.
-3. Without ``clients`` the objective is divided by b: step sizes are then b times Algorithm 1's, and the
-   priors on phi and beta count once for each client. Clients count alike whatever their size, since their gradients
-   are sums over examples. The mean over A_k times b is unbiased for cohorts of a fixed size, and for independent
-   (Bernoulli) participation given that anyone takes part (``moiety.Settings(participation="bernoulli")``).
-4. Line 11 compresses the gradient of phi. Here ``moiety.Settings(codec=...)`` does so; the gradient of beta is not
-   compressed.
-5. A new chain starts at the centre of the prior, or at a draw from it where the kernel finds its own step size;
-   Algorithm 1 allows any point. Chains of clients without state, and of clients never seen, first make ``burn_in``
-   times as many steps, of which none is kept. With ``thinning`` n, every n-th step after ``turn_burn_in`` is kept.
-   gamma_k of S1.3 is gamma / (1 + k)^``step_decay``; with ``mala()`` gamma is the client's own.
-6. sigma is learned, and averaged, through its logarithm. Without ``prior_lr`` line 13 is a natural gradient step:
-   round k goes (1 + k / 10)^-0.7 of the way to the beta under which the draws are most likely (stochastic EM). With
-   ``shared`` left out, line 14 is a step of Adam times (1 + k / 50)^-0.7. Projections are a ball for phi (``radius``)
-   and what the prior says for beta. One ``schedule`` multiplies both step sizes; Adam undoes it, because it divides by
-   the size of gradients.
-7. Where one model is needed, it has the mean of the samples. For a personal part that is linear in z (an output layer)
-   this gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client that
-   was never asked has the centre of the prior. ``run.predictive`` uses all samples of a client's last turn. Section 5
-   draws anew at the end instead: ``run.predictive(..., fresh=True)``.
-8. ``averaged`` keeps the mean of the iterates weighted by their step sizes (Theorem 1). Chains run at the last iterate;
-   models and newcomers use the mean. Both are broadcast, and the schedule's factor is uploaded.
-9. A prior that is held fixed (``learn_prior=False``) is still broadcast with phi.
-10. The noise s of a regression is learned as beta is; the paper's experiments know it. Clients send sums of squared
-   errors. Steps of phi are then multiplied by s^2, so that their size does not depend on s.
-11. With ``shared_steps`` n, line 10 is taken n times with the same draws, as in section 5; the sum is sent.
+1. The chain climbs log p(z | D_i, phi, beta), as in Algorithm 1. Section 2 and S2 of the supplement print the wrong
+   sign: they give the mean of the kernel as z - gamma grad log p.
+2. A client multiplies what it sends by the step size, and adds its share 1 / b of the gradients of log p(phi) and log
+   p(beta) (as in S6). So the server can use any optimiser. The default server gives lines 13 and 14.
+3. Without ``clients`` the objective is divided by b: step sizes are then b times Algorithm 1's, and the priors on phi
+   and beta count once for each client. The mean over clients is unweighted, because their gradients are sums over
+   examples. b times the mean over A_k is unbiased for cohorts of a fixed size. If each client takes part by chance
+   (``moiety.Settings(participation="bernoulli")``), it is unbiased over the rounds in which anyone does.
+4. ``moiety.Settings(codec=...)`` compresses the gradient of phi (line 11). The gradient of beta is not compressed.
+5. A new chain starts at the centre of the prior, or at a draw from it if the kernel finds its own step size. Algorithm
+   1 allows any point. Clients without state and new clients first make ``burn_in`` times as many steps and keep none of
+   them. With ``thinning`` n, every n-th step after ``turn_burn_in`` is kept. gamma_k of S1.3 is gamma / (1 +
+   k)^``step_decay``; with ``mala()`` each client has its own gamma.
+6. sigma is learned and averaged through its logarithm. Without ``prior_lr`` line 13 is a natural gradient step: round k
+   goes (1 + k / 10)^-0.7 of the way to the beta under which the draws are most likely (stochastic EM). Without
+   ``shared`` line 14 is a step of Adam times (1 + k / 50)^-0.7. phi is projected to a ball (``radius``), and beta as
+   its prior says. One ``schedule`` multiplies both step sizes. It has no effect with Adam, which divides by the size of
+   gradients.
+7. A single model has the mean of the samples as personal part. If the output is linear in z (an output layer), this
+   gives the mean of the outputs, and it does not jump from round to round as the last sample does. A client that never
+   took part has the centre of the prior. ``run.predictive`` uses all samples of a client's last turn. Section 5 draws
+   anew at the end, as does ``run.predictive(..., fresh=True)``.
+8. ``averaged`` keeps the mean of phi and beta over the rounds, weighted by step sizes (Theorem 1). Chains use the
+   newest values; models and new clients use the mean. Both are broadcast, and the schedule's factor is uploaded.
+9. A fixed prior (``learn_prior=False``) is still broadcast with phi.
+10. The noise s of a regression is learned in the same way as beta, from sums of squared errors that clients send. The
+    paper's experiments know it. Steps of phi are then multiplied by s^2, so that their size does not depend on s.
+11. With ``shared_steps`` n, line 10 is done n times with the same draws, as in section 5, and the sum is sent.
 12. Models whose batches mix examples (BatchNorm) are refused: their likelihood is not a product over examples.
 """
 

@@ -12,15 +12,15 @@ later paper and takes it up. By default the last layer is personal. Reduces to F
 
 Deviations from the paper:
 
-1. Those of ``fedalt``, of which numbers 1 and 2 matter here: differences are sent instead of values, and both loops
-   walk through freshly shuffled epochs.
-2. Algorithm 1 makes one update of phi; the paper's experiments make one or five epochs after ten on the head. The
-   default is ten and one; ``shared=sgd(lr, steps=1)`` is the algorithm as printed.
-3. The linear case of the paper's theory (Algorithm 2) solves for the head and makes the representation orthonormal at
-   the server. The first is ``local_ffgg`` with ``moiety.solver.exact()``; the second is not offered: it changes the
-   basis of the representation, not the space.
-4. A client never seen trains a head from the first one, with the representation fixed, as the paper does for new
-   clients; the paper does not say where such a head begins.
+1. Those of ``fedalt``. The first two matter here: clients send changes instead of values, and both loops use freshly
+   shuffled epochs.
+2. Algorithm 1 makes one update of phi. The paper's experiments make one or five epochs of updates, after ten epochs on
+   the head. The default is ten and one; ``shared=sgd(lr, steps=1)`` is the algorithm as printed.
+3. In the linear case of the paper's theory (Algorithm 2), clients solve for the head, and the server makes the
+   representation orthonormal. ``local_ffgg`` with ``moiety.solver.exact()`` does the first. The second is not offered:
+   it changes only the basis of the representation, not the space that it spans.
+4. A new client trains a head with the representation fixed, as in the paper. The paper does not say where such a head
+   begins; here it has the model's first values.
 """
 
 from __future__ import annotations

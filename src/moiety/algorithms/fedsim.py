@@ -10,18 +10,18 @@ Reduces to FedAvg where nothing is personal.
 
 Deviations from the paper:
 
-1. A client sends u_i - u instead of u_i, so that the server may use any optimiser. With the default server, SGD of
-   learning rate 1, the sum is the paper's line 12 of Algorithm 5 in exact arithmetic.
-2. "Sample data z" is without replacement: freshly shuffled epochs, the last batch of an epoch may be smaller.
-3. Options the pseudocode does not have, all off by default: momentum, weight decay, a pull, clipping, schedules, other
-   server optimisers, stateless clients (the paper's appendix B.3 and C.4 use the last four). Both blocks are trained
-   at once, so what is clipped is the joint gradient.
-4. "With secure aggregation" (Algorithm 5, line 12) is not simulated: the server sees each upload. A client whose update
-   is not finite is left out of the round.
-5. Clients without state and clients never seen get v by LocalSim at the full learning rate, whatever the schedule; the
-   shared result is thrown away. With ``restart=True`` clients without state are evaluated with the v of their last
-   turn, as in the authors' program.
-6. Running statistics of BatchNorm, which the paper does not have, move with the joint steps.
+1. A client sends the change u_i - u instead of u_i, so that the server can use any optimiser. With the default server
+   (SGD with learning rate 1) the result is line 12 of Algorithm 5, up to rounding.
+2. Data is sampled without replacement, in freshly shuffled epochs; the last batch of an epoch may be smaller.
+3. Options that the pseudocode does not have, all off by default: momentum, weight decay, a pull, clipping (of the joint
+   gradient), schedules, other server optimisers, stateless clients. The paper's appendices B.3 and C.4 use the last
+   four.
+4. Secure aggregation (Algorithm 5, line 12) is not simulated: the server sees each upload. A client whose update is not
+   finite is left out of the round.
+5. Clients without state and new clients get v by LocalSim at the full learning rate, whatever the schedule; its u_i is
+   not used. The authors' program evaluates clients without state with the v of their last turn; ``restart=True`` does
+   so too.
+6. Running statistics of BatchNorm, which the paper does not have, move in every step.
 """
 
 from __future__ import annotations

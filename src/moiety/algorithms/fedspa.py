@@ -14,20 +14,21 @@ the one sub-network.
 
 Deviations from the paper:
 
-1. A client sends w_{k,t,N} - w_{k,t,0}, which is -U_{k,t}, so that the server may use any optimiser; the default, SGD
-   of learning rate 1, is line 11.
+1. A client sends its change w_{k,t,N} - w_{k,t,0}, which is -U_{k,t}, so that the server can use any optimiser. The
+   default, SGD with learning rate 1, gives line 11.
 2. The server broadcasts w_t and the client masks it (line 9), which gives the same numbers. The ledger counts what
    Algorithm 1 sends.
-3. The number of active values is exact: density times the number of all shared values, with dense parameters (and
-   running statistics, where these are shared) counted in. This gives the bytes of the paper's Table 1.
-   ``split/masks.py`` says how it is rounded. The number of weights to prune in a layer is rounded down.
-4. Line 8 does not say whether a weight that was just pruned may be recovered at once. It may, as in the rule that the
-   paper cites (Evci et al. 2020); ``regrow_pruned=False`` lets it come back only where too few others are dormant.
-5. A client that is onboarded trains once and searches, as in the first round.
-6. Options the pseudocode does not have, all off by default: momentum (from 0 in each round), weight decay, clipping
-   of the masked gradient, schedules, other weightings and server optimisers, under which weights outside the cohort's
-   masks may move too.
-   Running statistics of BatchNorm may stay with the client. A client whose update is not finite is left out.
+3. The number of active values is exactly density times the number of all shared values, counting dense parameters and
+   shared running statistics. This gives the bytes of the paper's Table 1. ``split/masks.py`` says how it is rounded.
+   The number of weights to prune in a layer is rounded down.
+4. Line 8 does not say whether a weight that was just pruned may be added again at once. It may, as in the rule that the
+   paper cites (Evci et al. 2020). With ``regrow_pruned=False`` it comes back only if the layer has too few other
+   inactive weights.
+5. A new client trains once and searches, as in the first round.
+6. Options that the pseudocode does not have, all off by default: momentum (from 0 in each round), weight decay,
+   clipping of the masked gradient, schedules, other weightings, and other server optimisers (with which weights outside
+   the cohort's masks may move too). Running statistics of BatchNorm may stay with the client. A client whose update is
+   not finite is left out.
 """
 
 from __future__ import annotations

@@ -15,18 +15,18 @@ Reduces to FedAvg with one step on all of the client's data where nothing is per
 
 Deviations from the paper:
 
-1. A client sends -gamma_theta Delta_m, the change that its gradient makes, instead of Delta_m, so that the server may
-   use any optimiser. With the default server, SGD of learning rate 1, line 7 is the paper's in exact arithmetic.
-2. "Initialize w randomly" (Algorithm 2, line 1) is by default one random draw for all clients and rounds: that of the
-   model's first personal values, which its layers draw. ``random_start="fresh"`` draws anew for each client and turn,
-   as the paper does; a seed draws once for all. Each tensor is then normal with the mean and the deviation of its first
-   values, since the paper does not name a distribution. The theory takes any start (its Remark 1 takes 0).
-3. Options the pseudocode does not have, all off by default: a gradient in line 5 from one batch instead of all data
-   (the estimate g_m of Algorithm 5), other weightings than the plain mean of line 7, schedules (for both learning
-   rates), and those of the solvers.
+1. A client sends the change -gamma_theta Delta_m instead of its gradient Delta_m, so that the server can use any
+   optimiser. With the default server (SGD with learning rate 1) the result is line 7 of the paper, up to rounding.
+2. Algorithm 2 begins with a random w. By default this is one draw for all clients and rounds: the model's first
+   personal values. ``random_start="fresh"`` draws anew for each client and turn, as the paper does; a seed draws once
+   for all. Each tensor is then normal, with the mean and the standard deviation of its first values, since the paper
+   does not name a distribution. The theory allows any start (its Remark 1 takes 0).
+3. Options that the pseudocode does not have, all off by default: a gradient in line 5 from one batch instead of all
+   data (g_m of Algorithm 5), other weightings than the unweighted mean of line 7, schedules (for both learning rates),
+   and those of the solvers.
 4. A client whose update is not finite is left out of the round.
 5. Running statistics of BatchNorm, which the theory does not have, move in the solver and in line 5.
-6. Clients are evaluated, and clients never seen get their w, by line 4 at the full learning rate.
+6. To be evaluated, a client gets its w by line 4 at the full learning rate. So does a new client.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ Reduces to local training from the given model where everything is personal, and
 
 Deviations from the paper:
 
-1. The paper finetunes every client once, after training. Here a round does it for the clients of its cohort, and a
-   client that is asked again continues from its last values. One round with all clients is the paper's step.
-2. Options the paper does not use here, all off by default: momentum, weight decay, clipping (which appendix B.3 has for
-   training), schedules, a random start (as after FFGG, whose clients keep nothing).
-3. A client whose result is not finite keeps the state that it had.
-4. Running statistics of BatchNorm, which the paper does not have, move with the training where they are personal;
-   shared ones stay as the server has them.
+1. The paper finetunes every client once, after training. Here a round finetunes the clients of its cohort, and a client
+   that takes part again continues from its last values. One round with all clients is the paper's step.
+2. Options that the paper does not use here, all off by default: momentum, weight decay, clipping (which appendix B.3
+   has for training), schedules, a random start (as in FFGG, whose clients keep nothing).
+3. A client whose result is not finite keeps its earlier state.
+4. Running statistics of BatchNorm, which the paper does not have, move in training if they are personal. Shared ones do
+   not move.
 """
 
 from __future__ import annotations

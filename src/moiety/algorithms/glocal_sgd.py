@@ -19,12 +19,12 @@ at the server (``central``), with everything personal to SGD on each client (``i
 
 Deviations from the paper:
 
-1. A stream is a walk through the client's own rows in passes, each in a fresh order. A client that is not asked in a
-   round (``cohort``) sees nothing in it, and the round does not count for the delay of its own step.
-2. An aggregator that is given to ``fit`` replaces the sum over clients; most give a mean.
-3. "misaligned" needs the server's newest model when an upload arrives; the engine then computes the gradient on the
-   client's side (``moiety.clock.delayed(at="arrival")``), where the paper would send the example.
-4. Shared running statistics, which the theory does not have, stay as they were; personal ones move with the client.
+1. A client's stream is its own rows, in repeated passes, each in a fresh order. A client outside the cohort of a round
+   sees no example in it, and the round does not count for the delay of its own step.
+2. An aggregator (``moiety.Settings(aggregator=...)``) replaces the sum over clients; most give a mean.
+3. The misaligned rule needs the gradient at the server's newest model when an upload arrives. The paper would send the
+   example. Here the client computes it (``moiety.clock.delayed(at="arrival")``).
+4. Running statistics, which the theory does not have: shared ones do not move; personal ones move in training.
 5. A client whose update is not finite is left out of the round.
 """
 

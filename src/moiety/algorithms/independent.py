@@ -8,8 +8,8 @@ Symbols: w_i ``state.personal``; eta and D the learning rate and radius of ``per
 Reduces to ``local_only`` with SGD, batches of one and whole epochs; it adds Adagrad, the ball, and a walk that goes on
 from round to round. It is ``glocal_sgd`` with everything personal, without delay.
 
-Deviations: none. Since nothing is sent, many steps may be made in one round: ``steps=k`` for T rounds are the same as
-``steps=1`` for k T rounds.
+Deviations: none. Since nothing is sent, a round may have many steps: T rounds with ``steps=k`` are the same as k T
+rounds with ``steps=1``.
 """
 
 from __future__ import annotations

@@ -18,18 +18,17 @@ Reduces to local training where pull is 0, and to Local GD with a random number 
 
 Deviations from the paper:
 
-1. A round is one communication and all iterations that need no other: a series of steps to the mean, which these steps
-   do not move, then a series of local steps up to the next toss for the mean. The lengths of both series are drawn,
-   geometric with p and with 1 - p, so the iterates are those of Algorithm 1. This also holds if the paper's run begins
-   with local steps: all models are equal then, and a step to their mean moves nothing.
-2. ``personal.lr`` is alpha / n, which is all that clients need to know of n.
-3. The coin comes from the seed ``coins`` and the round, which all clients know, not from the run's seed.
-4. The paper has all clients take part. With a cohort, x_mean is the mean of the models of the clients asked. A client
-   that was never asked has the received model, and the others wait.
-5. Options the paper does not have, off by default: schedules (of both kinds of step), and clients weighted by examples
-   in the mean, which is the weighted form of the problem. A client whose update is not finite is left out of the
-   round.
-6. A client never seen gets its model by one round's steps, from the received one.
+1. A round is one communication and all iterations that need no other: a series of steps to the mean (which does not
+   move meanwhile), then a series of local steps up to the next toss for the mean. The lengths of both series are drawn
+   from geometric distributions with p and with 1 - p, so the iterates are those of Algorithm 1. This also holds if the
+   paper's run begins with local steps: all models are equal then, and a step to their mean moves nothing.
+2. ``personal.lr`` is alpha / n, so clients need not know n.
+3. The coin depends on ``coins`` and the round, which all clients know, not on the run's seed.
+4. In the paper all clients take part. With a cohort, x_mean is the mean of the models of the cohort, and the other
+   clients wait. A client that never took part has the received model.
+5. Options that the paper does not have, off by default: schedules (of both kinds of step), and a mean weighted by
+   examples, which solves the weighted problem. A client whose update is not finite is left out of the round.
+6. A new client gets its model by the steps of one round, from the received one.
 """
 
 from __future__ import annotations

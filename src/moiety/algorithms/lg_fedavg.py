@@ -12,15 +12,15 @@ layer alone is shared. Reduces to FedAvg where nothing is personal, to local tra
 
 Deviations from the paper:
 
-1. Those of ``fedsim``, of which numbers 1 and 2 matter here: differences are sent instead of values, and each epoch is
-   shuffled anew.
-2. Local representations are trained with the loss of the task alone. The paper's other objectives for them
-   (self-supervision, an adversary for fairness) can be put into a task of one's own.
+1. Those of ``fedsim``. The first two matter here: clients send changes instead of values, and each epoch is shuffled
+   anew.
+2. Representations are trained with the task's loss alone. For the paper's other objectives (self-supervision, an
+   adversary for fairness), write a task of your own.
 3. For data of an unknown device the paper averages the predictions of all local models, which must be sent for that.
-   Here nothing personal is ever sent: a client never seen trains a representation of its own, from the first one.
-4. The authors' experiments begin with a model trained by FedAvg; that is ``moiety.pipeline`` or ``fit(start=...)``.
-5. The lower layers are personal in the paper, how many depends on the data. Here it is all but the last layer by
-   default, more is shared with ``moiety.split.by_name``.
+   Here a new client trains its own representation, from the model's first values.
+4. The authors' experiments begin with a model trained by FedAvg: use ``moiety.pipeline`` or ``fit(start=...)``.
+5. In the paper, the number of personal layers depends on the data. Here by default all but the last layer are personal;
+   ``moiety.split.by_name`` can share more.
 """
 
 from __future__ import annotations

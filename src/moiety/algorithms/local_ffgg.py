@@ -10,20 +10,20 @@ Reduces to FFGG where K is 1, the batch is all data and line 4 is exact; to FedA
 
 Deviations from the paper:
 
-1. A client sends theta^{r,K} - theta^r, which is -Delta_m, so that the server may use any optimiser. With the default
-   server, SGD of learning rate 1, line 11 is the paper's.
-2. Lines 6 and 7 use one batch of the client's data, the same in both, as the paper's experiments do with stochastic
-   steps (section 3.3); batches are drawn without replacement, from epochs each freshly shuffled. With a ``batch_size``
-   of at least the client's data the gradients are those of f_m, as printed.
-3. "Initialize w randomly" is by default one random draw for all clients and rounds: that of the model's first personal
-   values, which its layers draw. ``random_start="fresh"`` draws anew for each client and turn, as the paper does; a
-   seed draws once for all. Each tensor is then normal with the mean and the deviation of its first values, since the
-   paper does not name a distribution.
-4. Options the pseudocode does not have, all off by default: weight decay and clipping (of the block being trained),
-   other weightings than the plain mean of line 11, schedules (for both learning rates and the solver's), and
-   those of the solvers. A client whose update is not finite is left out of the round.
-5. Running statistics of BatchNorm, which the paper does not have, move in all three, since all are training.
-6. Clients are evaluated, and clients never seen get their w, by line 4 at the full learning rate.
+1. A client sends its change theta^{r,K} - theta^r, which is -Delta_m, so that the server can use any optimiser. The
+   default server (SGD with learning rate 1) gives line 11 of the paper.
+2. Lines 6 and 7 use the same batch of the client's data, as in the paper's experiments (section 3.3). Batches are drawn
+   without replacement, in freshly shuffled epochs. If a batch holds all of the client's data, the gradients are those
+   of f_m, as printed.
+3. The random start of w is by default one draw for all clients and rounds: the model's first personal values.
+   ``random_start="fresh"`` draws anew for each client and turn, as the paper does; a seed draws once for all. Each
+   tensor is then normal, with the mean and the standard deviation of its first values, since the paper does not name a
+   distribution.
+4. Options that the pseudocode does not have, all off by default: weight decay and clipping (of the part that is being
+   trained), other weightings than the unweighted mean of line 11, schedules (for all learning rates), and those of the
+   solvers. A client whose update is not finite is left out of the round.
+5. Running statistics of BatchNorm, which the paper does not have, move in the solver and in both kinds of step.
+6. To be evaluated, a client gets its w by line 4 at the full learning rate. So does a new client.
 """
 
 from __future__ import annotations

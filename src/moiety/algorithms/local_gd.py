@@ -12,11 +12,11 @@ fixed point solves sum_m (I - (I - gamma A_m)^H)(x - x_m*) = 0 for quadratics wi
 
 Deviations from the paper:
 
-1. A client sends x_m - x instead of x_m, so that the server may use any optimiser; with the default server, SGD of
-   learning rate 1, the mean is the paper's in exact arithmetic.
-2. H is the same in all rounds; the paper allows any times of averaging.
-3. Options the paper does not have, all off by default: a cohort, weights by examples, schedules. A client whose update
-   is not finite is left out of the round.
+1. A client sends the change x_m - x instead of x_m, so that the server can use any optimiser. With the default server
+   (SGD with learning rate 1) the result is the paper's, up to rounding.
+2. All rounds have the same number of steps, H. In the paper it may vary.
+3. Options that the paper does not have, all off by default: a cohort, weights by examples, schedules. A client whose
+   update is not finite is left out of the round.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Symbols: w_i ``state.personal``; gamma the learning rate of ``personal``.
 
 Reduces to plain SGD on each client's data: k rounds of E epochs are k E epochs.
 
-Deviations: none. A round trains the clients of its cohort only, so that work can be compared round by round.
+Deviations: none. A round trains only the clients of its cohort, so that you can compare methods at equal work.
 """
 
 from __future__ import annotations

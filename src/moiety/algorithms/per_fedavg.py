@@ -15,20 +15,19 @@ Reduces to FedAvg as alpha goes to 0. The form ``first_order`` leaves the Hessia
 Deviations from the paper:
 
 1. The product of the Hessian and the gradient is exact, by differentiating twice. The paper's Per-FedAvg (HF) takes a
-   difference of two gradients, (grad f(w + delta g) - grad f(w - delta g)) / (2 delta), whose limit this is, at the
-   same cost and without a delta to choose.
-2. D, D' and D'' are independent in the paper. Here each walks through freshly shuffled epochs of its own, without
-   replacement; a client with fewer examples than a batch has the same ones in all three.
-3. A client sends w_i - w instead of w_i, so that the server may use any optimiser.
-4. Options the pseudocode does not have, all off by default: weight decay and clipping of the step on w, schedules (of
-   beta alone: alpha is part of the problem that is solved), other weightings than the plain mean, several steps for
-   a client's own model. A client whose update is not finite is left out of the round.
-5. Clients keep nothing. A client's own model is made when it is evaluated: by ``personal.steps`` steps from the newest
-   shared model, on its training data. Clients never seen do the same. The paper's step uses the gradient on all of the
-   client's data; here a step uses one batch of ``batch_size`` examples. If a batch holds all of the client's data, both
-   are the same.
-6. Running statistics of BatchNorm, which the paper does not have, are those of the passes at w - alpha grad f_i(w), the
-   model that predicts.
+   difference of two gradients, (grad f(w + delta g) - grad f(w - delta g)) / (2 delta). The exact product is the limit
+   of this, costs the same, and needs no delta.
+2. D, D' and D'' are independent in the paper. Here each has its own freshly shuffled epochs, drawn without replacement.
+   A client with fewer examples than a batch has the same ones in all three.
+3. A client sends the change w_i - w instead of w_i, so that the server can use any optimiser.
+4. Options that the pseudocode does not have, all off by default: weight decay and clipping of the step on w, schedules
+   (of beta alone), other weightings than the unweighted mean, several steps for a client's own model. A client whose
+   update is not finite is left out of the round.
+5. Clients keep nothing. A client makes its own model when it is evaluated, by ``personal.steps`` steps from the newest
+   shared model, on its training data. New clients do the same. The paper's step uses the gradient on all of the
+   client's data. Here a step uses one batch of ``batch_size`` examples.
+6. Running statistics of BatchNorm, which the paper does not have, are those of the forward passes at w - alpha grad
+   f_i(w), the model that predicts.
 """
 
 from __future__ import annotations

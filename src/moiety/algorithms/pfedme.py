@@ -16,22 +16,23 @@ Reduces to FedAvg of learning rate eta lambda ``personal.lr`` where R and K are 
 
 Deviations from the paper:
 
-1. A client sends w_{i,R} - w instead of w_{i,R}. With a server of SGD and learning rate beta the sum is that of line 10
-   in exact arithmetic, so beta needs no option of its own; other server optimisers may be used too.
-2. The mean is weighted by examples, as in the authors' program and as alpha_i in Pillutla et al. 2022; the plain mean
-   of line 10 is ``weighting="uniform"``.
-3. Line 7 asks for theta up to an accuracy delta. Here, as in the authors' program, it is K gradient steps on one
-   minibatch, started where those on the minibatch before ended, and at w^t in the beginning of a round. Their program
-   adds a weight decay of 0.001 to these steps, which is an option here.
-4. Minibatches are drawn without replacement, from epochs each freshly shuffled.
-5. Only the clients of the cohort work (line 4: all do, and line 9 asks some for their result). What the server computes
-   is the same; theta_i of the others stays as it was. A client that was never asked is evaluated with the shared model.
-6. Options the pseudocode does not have, all off by default: momentum and weight decay in the steps for theta, clipping
-   of the gradient of f_i there before the pull is added, schedules (for both learning rates). A client whose update is
-   not finite is left out of the round.
+1. A client sends the change w_{i,R} - w instead of w_{i,R}. With SGD of learning rate beta as the server's optimiser,
+   the result is line 10, up to rounding. Other server optimisers can be used too.
+2. The mean is weighted by examples, as in the authors' program and in Pillutla et al. 2022 (alpha_i). For the
+   unweighted mean of line 10, set ``weighting="uniform"``.
+3. Line 7 asks for theta up to an accuracy delta. Here, as in the authors' program, theta takes K gradient steps on one
+   minibatch. They start where those on the minibatch before ended, in each round at w^t. That program adds a weight
+   decay of 0.001, which is an option here.
+4. Minibatches are drawn without replacement, in freshly shuffled epochs.
+5. Only the clients of the cohort work, and the theta_i of the others do not change. In the paper all clients work (line
+   4), and some send their result (line 9). The server computes the same. A client that never took part is evaluated
+   with the shared model.
+6. Options that the pseudocode does not have, all off by default: momentum and weight decay in the steps for theta,
+   clipping of the gradient of f_i in them, schedules (for both learning rates). A client whose update is not finite is
+   left out of the round.
 7. Running statistics of BatchNorm, which the paper does not have, are those of the steps for theta.
-8. A client never seen gets theta_i by line 7 on each of its R minibatches with w fixed at the one received, at the full
-   learning rate.
+8. A new client gets theta_i by line 7 on each of its R minibatches at the full learning rate, with w fixed at the one
+   received.
 """
 
 from __future__ import annotations

@@ -16,17 +16,17 @@ the corrections cancel in the mean: gradient descent of rate eta_g eta_l.
 
 Deviations from the paper:
 
-1. |S| of line 17 is the number of updates that were averaged. So c stays the mean of all c_i, also where clients take
-   part by chance or drop out. A codec compresses x alone, for the same reason.
-2. eta_g is the learning rate of the server's optimiser, 1 by default; other optimisers may be used for x. Line 17 is
-   the paper's for c with any of them.
-3. Option I, g_i(x), is the gradient on all of the client's data, an extra pass.
-4. Option II is computed as the mean of the g_i(y_i) of line 9, which it equals, since x - y_i = eta_l times the sum of
-   g_i - c_i + c: no digits are lost in a difference, and a step size of 0 does no harm.
+1. |S| of line 17 is the number of updates that were averaged. So c stays the mean of all c_i, even if clients take part
+   by chance or drop out. For the same reason a codec compresses x alone.
+2. eta_g is the learning rate of the server's optimiser, 1 by default. Other optimisers may be used for x; they do not
+   change what line 17 does for c.
+3. g_i(x) of option I is the gradient on all of the client's data, which takes an extra pass.
+4. Option II is computed as the mean of the g_i(y_i) of line 9. They are equal, since x - y_i is eta_l times the sum of
+   g_i - c_i + c. But the mean loses no digits in a difference, and a step size of 0 does no harm.
 5. Each epoch is shuffled anew; minibatches are drawn without replacement.
-6. Options the pseudocode does not have, off by default: schedules, and weights by examples or batches, with which line
-   16 is a weighted mean of both.
-7. Controls of shared running statistics, which no gradient moves, are sent as zeros.
+6. Options that the pseudocode does not have, off by default: schedules, and weights by examples or batches (then both
+   means of line 16 are weighted).
+7. Shared running statistics have controls too. They are sent as zeros, because no gradient moves them.
 8. A client whose update is not finite is left out of the round.
 """
 

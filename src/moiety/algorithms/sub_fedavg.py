@@ -16,18 +16,19 @@ Reduces to FedAvg with a plain mean where ``density`` is 1.
 
 Deviations from the paper:
 
-1. Accuracy is that of the trained model, before pruning, on the client's training examples by the task's metric; the
-   paper has validation data. Where less of the metric is better it must be at most ``accuracy``.
-2. A coordinate's mean is over the clients of the cohort that still have it ("the intersection of unpruned parameters");
-   one that none has stays as it is. Clients send changes, not weights, so that the server may use any optimiser.
+1. Accuracy is the metric of the trained model, before pruning, on the client's training examples; the paper has
+   validation data. If a lower metric is better, it must be at most ``accuracy``.
+2. The mean of a coordinate is over the clients of the cohort that still have it ("the intersection of unpruned
+   parameters"). If none has it, it does not move. Clients send changes, not weights, so that the server can use any
+   optimiser.
 3. Each layer is pruned to the same final density (``split/masks.py`` says how it is rounded), and no further. The
    number of weights that a step prunes is rounded down. Pruned weights never come back.
-4. The personal model is m_k times the shared weights, and a client keeps its mask alone. One that was never asked
-   has the whole model.
-5. Only the unstructured form; biases and norms are not pruned. The hybrid form also prunes channels, by the scales of
-   their batch normalisation. The networks of Huang et al. have group normalisation, or none (LeNet-5), and their
-   appendix B.3 names no other rule.
-6. Momentum starts from 0 in the first epoch and again in the second. Options the paper does not have, all off by
+4. The personal model is the mask m_k times the shared weights, and a client keeps only its mask. A client that never
+   took part has the whole model.
+5. There is only the unstructured form; biases and norms are not pruned. The hybrid form also prunes channels, by the
+   scales of their batch normalisation. The networks of Huang et al. have group normalisation, or none (LeNet-5), and
+   their appendix B.3 names no other rule.
+6. Momentum starts from 0 in the first epoch and again in the second. Options that the paper does not have, all off by
    default: momentum, weight decay, clipping, schedules, weightings. A client whose update is not finite is left out.
 """
 

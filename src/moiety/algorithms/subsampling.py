@@ -11,11 +11,11 @@ Reduces to FedAvg with a plain mean where ``density`` is 1.
 
 Deviations from the paper:
 
-1. Exactly the share ``density`` of all d floating-point numbers of an upload is sent, rounded to the nearest whole
-   number k (a half upwards), whatever tensor they are in; whole numbers (BatchNorm's count of batches) go as they are.
-2. What is sent is not scaled up, as Huang et al. describe it: the mean change is k / d times that of FedAvg.
-   ``rescale`` multiplies by d / k, which makes it unbiased, as Konecny et al. have it.
-3. A client sends w_k - w; the plain mean of the cohort is the default. Options are those of ``fedavg``.
+1. Of all d floating-point numbers of an upload, in whatever tensor, exactly k are sent: ``density`` times d, rounded
+   (halves up). Whole numbers (BatchNorm's count of batches) are all sent.
+2. As Huang et al. describe it, what is sent is not scaled up: on average the change is k / d times that of FedAvg.
+   ``rescale=True`` multiplies it by d / k, as in Konecny et al., which makes it unbiased.
+3. A client sends w_k - w. The mean over the cohort is unweighted by default. Options are those of ``fedavg``.
 """
 
 from __future__ import annotations
