@@ -10,6 +10,11 @@ endif
 # Tests start Python again and again, and two of them read every file of tests: what Python compiled is kept.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Tests that other targets run: faults of a federation, with those between real processes, and Ray, with the heavy
+# libraries. They wait for processes more than they compute.
+FAULTS := tests/deploy/test_faults.py tests/deploy/test_lying_devices.py tests/deploy/test_superlink_trouble.py
+RAY := tests/engines/test_ray.py
+
 # Tests that try a sample in the gate, and all of it at night.
 NIGHTLY := tests/engines/test_storage_faults.py tests/engines/test_storage_damage.py tests/engines/test_killed_run.py \
 	tests/engines/test_resume.py tests/conformance/test_conformance_engines.py \
@@ -38,14 +43,15 @@ mypy: install
 pytest: install
 	@spare=$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1); test "$${spare:-0}" -gt 2000000 && where="-p /dev/shm"; \
 		place=$$(mktemp -d $$where) && \
-		OMP_NUM_THREADS=1 PYTEST_DEBUG_TEMPROOT=$$place $(BIN)/pytest -n 2 && rm -rf $$place
+		OMP_NUM_THREADS=1 PYTEST_DEBUG_TEMPROOT=$$place $(BIN)/pytest -n 3 $(addprefix --ignore=,$(FAULTS) $(RAY)) && rm -rf $$place
 
-# Tests that need heavy libraries (transformers, peft, timm, torchvision, datasets, ONNX, Optuna, trackers). These get an
+# Tests that need heavy libraries (transformers, peft, timm, torchvision, datasets, ONNX, Optuna, trackers) get an
 # environment of their own on top of the other: torchmetrics imports torchvision where it finds it, so the gate must
-# not see it. torch is in the environment below, so pip cannot replace it by another build.
+# not see it. torch is in the environment below, so pip cannot replace it by another build. So is Ray, whose tests follow.
 test-extras:
 	@start=$$(date +%s) && $(MAKE) --no-print-directory .venv/extras/installed && installed=$$(date +%s) && \
 		MOIETY_EXTRAS=1 OMP_NUM_THREADS=1 .venv/extras/bin/python -m pytest -n 2 --dist=load tests/extras && \
+		OMP_NUM_THREADS=1 $(BIN)/pytest $(RAY) && \
 		echo "test-extras: installed in $$((installed - start)) s, tested in $$(($$(date +%s) - installed)) s"
 
 # The site, in build/site: notebooks are executed, links and spelling checked, commands and files of the pages run. The
@@ -73,7 +79,8 @@ docs:
 # Federations of real processes (SuperLink, nodes, workers) on this machine, over TLS: equal to the simulation, nothing
 # personal on the wire, killed and cut off. One after another: each has ten processes. `make nightly` tries more of it.
 test-deploy: install
-	@start=$$(date +%s) && MOIETY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy/processes && \
+	@start=$$(date +%s) && OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(FAULTS) && \
+		MOIETY_DEPLOY=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/deploy/processes && \
 		echo "test-deploy: tested in $$(($$(date +%s) - start)) s"
 
 # The report, the live page and the site in headless Chromium (Debian: apt-get install chromium chromium-driver); without one the

@@ -34,7 +34,6 @@ LONGEST = (
     "golden/test_golden.py",
     "conformance/test_conformance_processes.py",
     "engines/test_processes.py",
-    "engines/test_ray.py",
     "engines/test_killed_run.py",
     "conformance/test_conformance_engines.py",
     "engines/test_storage_faults.py",
@@ -43,6 +42,7 @@ LONGEST = (
     "split/test_split_runs.py",
     "algorithms/test_ffgg_byzantine.py",
     "recipes/test_fedspa_recipes.py",
+    "core/test_adding_an_algorithm.py",
 )
 """Files that take longest. First, so that no worker is left with one of them at the end; those that fork before others,
 while there is little to copy."""
